@@ -1,4 +1,4 @@
-// Element types of tensors, and the two 16-bit floats that g++ 12 has no type for.
+// Element types of tensors, and the two 16-bit floats that g++ 12 has no type for; e4m3.h has the 8-bit one.
 #pragma once
 
 #include <bit>
@@ -8,9 +8,10 @@
 
 namespace spl::kernels {
 
-enum class DType : uint8_t { kF32, kBF16, kF16 };
+// kE4M3 is a type of weight matrices only, and comes with scales (gemm/gemm.h).
+enum class DType : uint8_t { kF32, kBF16, kF16, kE4M3 };
 
-constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : dtype == DType::kE4M3 ? 1 : 2; }
 
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {
@@ -20,6 +21,8 @@ constexpr std::string_view DTypeName(DType dtype) {
       return "bf16";
     case DType::kF16:
       return "f16";
+    case DType::kE4M3:
+      return "fp8";
   }
   return "?";
 }

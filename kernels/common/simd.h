@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "kernels/common/e4m3.h"
 
 #ifndef SPLICE_ISA
 #error "simd.h is for *_isa.cc files"
@@ -54,6 +55,7 @@ SPLICE_INLINE F LoadAs(const void* p, DType dtype, int64_t at, int n) {
     case DType::kBF16:
       return LoadBf16(static_cast<const bf16*>(p) + at, n);
     case DType::kF16:
+    case DType::kE4M3:  // never an activation
       break;
   }
   return LoadF16(static_cast<const uint16_t*>(p) + at, n);

@@ -86,6 +86,25 @@ SPLICE_INLINE F HighBf16(F words) {
       _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
+// Values of the e4m3 codes in the low 8 bits of each lane; higher bits do not matter.
+SPLICE_INLINE F E4M3ToFloat(__m256i codes) {
+  const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+  const __m256 normal =
+      _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23)));
+  const __m256 subnormals = _mm256_permutevar8x32_ps(
+      _mm256_setr_ps(0, 0x1p-9f, 0x2p-9f, 0x3p-9f, 0x4p-9f, 0x5p-9f, 0x6p-9f, 0x7p-9f), magnitude);
+  const __m256 small = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude));
+  return _mm256_or_ps(_mm256_blendv_ps(normal, subnormals, small),
+                      _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(codes, 24),
+                                                           _mm256_set1_epi32(static_cast<int>(0x80000000u)))));
+}
+// The 2 kLanes codes at p: those at even and at odd places.
+SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  even = E4M3ToFloat(words);
+  odd = E4M3ToFloat(_mm256_srli_epi32(words, 8));
+}
+
 SPLICE_INLINE void Transpose(F (&r)[8]) {
   F t[8];
   SPLICE_UNROLL

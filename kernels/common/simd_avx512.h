@@ -63,6 +63,25 @@ SPLICE_INLINE F HighBf16(F words) {
       _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
+// Values of the e4m3 codes in the low 7 bits and bit 7 of each lane; higher bits do not matter.
+SPLICE_INLINE F E4M3ToFloat(__m512i codes) {
+  const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+  const __m512 normal =
+      _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23)));
+  const __m512 subnormals =
+      _mm512_setr_ps(0, 0x1p-9f, 0x2p-9f, 0x3p-9f, 0x4p-9f, 0x5p-9f, 0x6p-9f, 0x7p-9f, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512 value = _mm512_mask_permutexvar_ps(normal, _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8)),
+                                                  magnitude, subnormals);
+  return _mm512_or_ps(value, _mm512_castsi512_ps(_mm512_and_si512(_mm512_slli_epi32(codes, 24),
+                                                                  _mm512_set1_epi32(static_cast<int>(0x80000000u)))));
+}
+// The 2 kLanes codes at p: those at even and at odd places.
+SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  even = E4M3ToFloat(words);
+  odd = E4M3ToFloat(_mm512_srli_epi32(words, 8));
+}
+
 // r[i] lane j  <->  r[j] lane i.
 SPLICE_INLINE void Transpose(F (&r)[16]) {
   F t[16];

@@ -5,6 +5,7 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
+typedef uint32_t U __attribute__((vector_size(16)));
 inline constexpr int kLanes = 4;
 inline constexpr int kTileColumns = 2;  // 6 x 2 sums, 2 operands, 1 broadcast = 15 of 16 registers
 
@@ -36,9 +37,10 @@ SPLICE_INLINE F Min(F a, F b) { return Blend(a < b, a, b); }
 SPLICE_INLINE F Fma(F a, F b, F c) { return a * b + c; }
 // |a| < 2^22: adding 1.5 · 2^23 leaves no fraction bits, so the addition itself rounds to nearest even.
 SPLICE_INLINE F Round(F a) { return (a + Set1(12582912.0f)) - Set1(12582912.0f); }
-// n whole, in [-126, 126]: added to the exponent field.
+// n whole, in [-126, 126]: added to the exponent field. Lanes that nobody reads (behind the end of a row) may hold any
+// n up to 2^31: unsigned sums wrap.
 SPLICE_INLINE F ScaleByPowerOfTwo(F a, F n) {
-  return reinterpret_cast<F>(reinterpret_cast<I>(a) + (__builtin_convertvector(n, I) << 23));
+  return reinterpret_cast<F>(reinterpret_cast<U>(a) + (reinterpret_cast<U>(__builtin_convertvector(n, I)) << 23));
 }
 SPLICE_INLINE float ReduceAdd(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 SPLICE_INLINE float FirstLane(F a) { return a[0]; }
@@ -76,6 +78,14 @@ SPLICE_INLINE F LowBf16(F words) { return reinterpret_cast<F>(reinterpret_cast<I
 SPLICE_INLINE F HighBf16(F words) {
   const I mask = I{} + static_cast<int32_t>(0xffff0000u);
   return reinterpret_cast<F>(reinterpret_cast<I>(words) & mask);
+}
+
+// The 2 kLanes e4m3 codes at p: those at even and at odd places.
+SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
+  for (int i = 0; i < kLanes; ++i) {
+    even[i] = kE4M3Values[p[2 * i]];
+    odd[i] = kE4M3Values[p[2 * i + 1]];
+  }
 }
 
 SPLICE_INLINE void Transpose(F (&r)[4]) {

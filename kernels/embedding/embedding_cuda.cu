@@ -44,6 +44,8 @@ cudaError_t GatherRows(const GatherRowsArgs& a, const int32_t* device_ids, int64
       return LaunchFrom<__nv_bfloat16>(a, device_ids, num_rows, stream);
     case DType::kF16:
       return LaunchFrom<__half>(a, device_ids, num_rows, stream);
+    case DType::kE4M3:
+      break;
   }
   return cudaErrorNotSupported;
 }

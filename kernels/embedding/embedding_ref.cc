@@ -20,6 +20,8 @@ absl::Status GatherRows(const KernelContext&, const GatherRowsArgs& a) {
         case DType::kF16:
           *out = HalfToFloat(static_cast<const uint16_t*>(a.table)[at]);
           break;
+        case DType::kE4M3:
+          break;  // refused above
       }
     }
   }

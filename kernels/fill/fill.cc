@@ -14,6 +14,7 @@ absl::Status ValidateFillRandom(const FillRandomArgs& a) {
   if (a.step_exponent < -16 || a.step_exponent > 0) {
     return InvalidCall("FillRandom: step_exponent ", a.step_exponent, " is outside [-16, 0]");
   }
+  if (a.dtype == DType::kE4M3) return InvalidCall("FillRandom: fp8 has no fill");
   if (a.count > 0 && a.out == nullptr) return InvalidCall("FillRandom: null tensor");
   return absl::OkStatus();
 }

@@ -42,6 +42,8 @@ cudaError_t FillRandom(const FillRandomArgs& a, cudaStream_t stream) {
       return Launch<__nv_bfloat16>(a, stream);
     case DType::kF16:
       return Launch<__half>(a, stream);
+    case DType::kE4M3:
+      break;
   }
   return cudaErrorNotSupported;
 }

@@ -12,12 +12,24 @@
 
 namespace spl::kernels {
 
+// A scale group of an FP8 weight, unless it is a whole row, is a multiple of this many columns: a depth block of the
+// CPU variants (gemm_bf16_isa.h).
+inline constexpr int64_t kScaleGroupStep = 32;
+
 // A weight as it stands in a checkpoint. Borrowed.
+//
+// kE4M3: element (n, k) is scales[n][k / scale_group] times the value of its code. This one form holds the published
+// ones: a scale per tensor and per output channel is a group of a whole row, 128 x 128 blocks are groups of 128 columns
+// whose scale is repeated for the block's rows.
 struct WeightView {
   const void* data = nullptr;  // [out_features, in_features], row-major; no alignment is assumed
   DType dtype = DType::kF32;
   int64_t out_features = 0;
   int64_t in_features = 0;
+  const float* scales = nullptr;  // [out_features, num_scale_groups()], in host memory; null unless kE4M3
+  int64_t scale_group = 0;        // columns that share a scale, a multiple of kScaleGroupStep; 0: a whole row
+
+  int64_t num_scale_groups() const { return scale_group == 0 ? 1 : (in_features + scale_group - 1) / scale_group; }
 };
 
 // A packed weight; made by a backend, used only with that backend. Immutable: many threads may use one at once, each
@@ -46,6 +58,8 @@ struct LinearArgs {
 // Arithmetic of the CPU variant. A row's result is always bitwise independent of num_rows and the number of threads.
 //   kF32   weights are widened at load; products and sums in f32
 //   kBF16  x is rounded to bf16 (AMX or AVX512-BF16); sums in f32, in the instruction's order (gemm_bf16_isa.h)
+// FP8 weights stay in FP8: x is rounded to bf16 or not, as above, the sum of a scale group has exact products, and is
+// multiplied by the group's scale (gemm_fp8_isa.h). kAuto treats them as bf16 weights.
 enum class GemmCompute : uint8_t { kAuto, kF32, kBF16 };
 
 namespace ref {
@@ -53,7 +67,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weigh
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& args);
 }  // namespace ref
 
-namespace cpu {  // bf16: our own; f32: oneDNN on AVX-512, our own elsewhere
+namespace cpu {  // bf16 and FP8: our own; f32: oneDNN on AVX-512, our own elsewhere
 absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight, GemmCompute compute);
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& args);
 }  // namespace cpu

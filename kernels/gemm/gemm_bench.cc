@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "kernels/common/bench_util.h"
+#include "kernels/common/e4m3.h"
 #include "kernels/gemm/gemm.h"
 
 namespace spl::kernels {
@@ -84,6 +85,46 @@ void Shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"rows", "in", "out"})->UseRealTime()->MinTime(0.1);
 }
 BENCHMARK(Linear)->Apply(Shapes);
+
+// An FP8 weight with a scale a row, and with one for 128 columns, against the bf16 weight of the same shape: seconds,
+// and bytes of weight a second. rows, in_features, out_features
+void LinearFp8(benchmark::State& state) {
+  const int64_t m = state.range(0), k = state.range(1), n = state.range(2), groups = (k + 127) / 128;
+  const std::vector<float> x = bench::Normals(m * k);
+  std::vector<float> y(m * n);
+  std::vector<uint8_t> codes(n * k);
+  std::vector<bf16> values(n * k);
+  for (int64_t i = 0; i < n * k; ++i) {
+    codes[i] = static_cast<uint8_t>(i * 37 % 127 + i % 2 * 128);
+    values[i] = ToBf16(kE4M3Values[codes[i]]);
+  }
+  const std::vector<float> scales(n * groups, 0.01f);
+  const auto compute = GemmCompute::kAuto;
+  const auto by_row = cpu::PackLinear({codes.data(), DType::kE4M3, n, k, scales.data(), 0}, compute);
+  const auto by_block = cpu::PackLinear({codes.data(), DType::kE4M3, n, k, scales.data(), 128}, compute);
+  const auto bf16_weight = cpu::PackLinear({values.data(), DType::kBF16, n, k}, compute);
+  double row = 1e30, block = 1e30, plain = 1e30;
+  const auto seconds = [&](const LinearWeight& w) {
+    const LinearArgs args{x.data(), &w, nullptr, y.data(), m};
+    return bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.1);
+  };
+  for (int round = 0; round < 5; ++round) {
+    row = std::min(row, seconds(**by_row));
+    block = std::min(block, seconds(**by_block));
+    plain = std::min(plain, seconds(**bf16_weight));
+  }
+  for (auto _ : state) (void)cpu::Linear(bench::Context(), {x.data(), by_row->get(), nullptr, y.data(), m});
+  state.counters["row_ms"] = row * 1e3;
+  state.counters["block_ms"] = block * 1e3;
+  state.counters["bf16_ms"] = plain * 1e3;
+  state.counters["fp8_GBps"] = static_cast<double>(k * n) / row * 1e-9;
+  state.counters["bf16_GBps"] = static_cast<double>(k * n) * 2 / plain * 1e-9;
+}
+BENCHMARK(LinearFp8)
+    ->ArgsProduct({{1, 4, 16, 64, 512}, {4096}, {14336}})
+    ->ArgNames({"rows", "in", "out"})
+    ->UseRealTime()
+    ->MinTime(0.05);
 
 }  // namespace
 }  // namespace spl::kernels

@@ -16,36 +16,11 @@ namespace {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A group of panels over this much of the weight stays in the second-level cache (1 to 2 MiB a core since Ice Lake)
-// while all rows pass it, so that the weight itself is read from memory once.
-constexpr int64_t kGroupBytes = 1 << 20;
-// Depth blocks of a multiply: 32 rows of x over 512 depths are 32 KiB, which a first-level cache of 48 KiB keeps for
-// the next panel of the group, since the weight's tiles pass it by (TILELOADDT1). Fewer: loading and storing the sums
-// shows. One core of a Granite Rapids, 512 rows, TFLOP/s: 8 1.90, 12 2.17, 16 2.18, 32 1.58, 64 1.79; without that hint
-// 16 is 1.43.
-constexpr int64_t kInnerBlocks = 16;
-// Depth blocks that a group covers: with 2,048 depths a panel is 128 KiB and eight of them are a group.
-constexpr int64_t kOuterBlocks = 64;
-constexpr int64_t kGroupPanels = kGroupBytes / (kOuterBlocks * kBf16PairElements * int64_t{sizeof(bf16)});
 // Rows that share one reading of a group when a weight is deeper than a group: their sums wait in scratch memory
 // between the parts of the depth, 1 KiB a row.
 constexpr int64_t kRowsOfTask = 1024;
 // A task that reads less than this takes less than 3 us, and is not worth handing to another core.
 constexpr int64_t kTaskBytesMin = 32 << 10;
-
-const Bf16GemmKernels* KernelsFor(CpuIsa isa) {
-#if defined(__x86_64__)
-  switch (std::min(isa, DetectCpuIsa())) {
-    case CpuIsa::kAmx:
-      return &amx::kBf16Gemm;
-    case CpuIsa::kAvx512Bf16:
-      return &avx512_bf16::kBf16Gemm;
-    default:
-      break;
-  }
-#endif
-  return nullptr;
-}
 
 struct Product {
   const LinearArgs& args;
@@ -60,7 +35,7 @@ struct Product {
   void Multiply(int64_t row, int64_t num_rows, int64_t last_row, int64_t panel, int64_t num_panels, int64_t begin,
                 int64_t end, float* sums) const {
     // A single tile of rows reads each panel once, so depth is not cut.
-    const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kInnerBlocks;
+    const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kBf16InnerBlocks;
     const bf16* rows = x + row / kBf16RowBlock * row_stride();
     for (int64_t block = begin; block < end; block += blocks) {
       const int64_t at = block * kBf16PairElements;
@@ -89,10 +64,10 @@ struct Product {
   void RunGroup(int64_t begin, int64_t end, int64_t panel, int64_t num_panels) const {
     thread_local Scratch scratch;
     const int64_t blocks = weight.depth_blocks();
-    const bool whole = blocks <= kOuterBlocks || end - begin <= kBf16RowBlock;
+    const bool whole = blocks <= kBf16OuterBlocks || end - begin <= kBf16RowBlock;
     const int64_t waiting = whole ? 1 : CeilDiv(end - begin, kBf16RowBlock);  // row blocks whose sums are kept
     float* sums = scratch.Floats(static_cast<size_t>(waiting * num_panels * kBf16SumsOfPanel));
-    const int64_t depth = whole ? blocks : kOuterBlocks;
+    const int64_t depth = whole ? blocks : kBf16OuterBlocks;
     for (int64_t block = 0; block < blocks; block += depth) {
       const int64_t last = std::min(blocks, block + depth);
       for (int64_t row = begin; row < end; row += kBf16RowBlock) {
@@ -105,30 +80,37 @@ struct Product {
   }
 };
 
-// Rows and panels of one task.
-struct Cut {
-  int64_t rows = 0;  // a multiple of 32, or all
-  int64_t panels = 0;
-};
+}  // namespace
+
+const Bf16GemmKernels* Bf16GemmKernelsFor(CpuIsa isa) {
+#if defined(__x86_64__)
+  switch (std::min(isa, DetectCpuIsa())) {
+    case CpuIsa::kAmx:
+      return &amx::kBf16Gemm;
+    case CpuIsa::kAvx512Bf16:
+      return &avx512_bf16::kBf16Gemm;
+    default:
+      break;
+  }
+#endif
+  return nullptr;
+}
 
 // Many rows: each task has a group of panels, with as many groups for every thread; if there are fewer groups than
 // threads, rows are cut as well. Few rows: reading the weight is the cost, and two tasks per thread even out the
 // threads' shares of the memory bandwidth.
-Cut CutProduct(int64_t num_rows, const Bf16Weight& w, int64_t threads) {
-  const int64_t panels = w.num_panels();
+PanelCut CutPanels(int64_t num_rows, int64_t panels, int64_t panel_bytes, int64_t threads) {
   if (num_rows <= kBf16RowBlock) {
-    const int64_t worth = CeilDiv(kTaskBytesMin, w.panel_elements() * int64_t{sizeof(bf16)});
+    const int64_t worth = CeilDiv(kTaskBytesMin, panel_bytes);
     return {kBf16RowBlock, threads == 1 ? panels : std::max(worth, CeilDiv(panels, 2 * threads))};
   }
-  const int64_t rounds = CeilDiv(panels, kGroupPanels * threads);
-  const Cut cut{kRowsOfTask, std::min(kGroupPanels, CeilDiv(panels, rounds * threads))};
+  const int64_t rounds = CeilDiv(panels, kBf16GroupPanels * threads);
+  const PanelCut cut{kRowsOfTask, std::min(kBf16GroupPanels, CeilDiv(panels, rounds * threads))};
   const int64_t groups = CeilDiv(panels, cut.panels);
   if (groups >= threads) return cut;
   const int64_t rows = CeilDiv(num_rows, CeilDiv(threads, groups));
   return {std::min(kRowsOfTask, CeilDiv(rows, kBf16RowBlock) * kBf16RowBlock), cut.panels};
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> Bf16Weight::Pack(const WeightView& view) {
   std::unique_ptr<Bf16Weight> weight(new Bf16Weight(view));
@@ -155,33 +137,40 @@ void Bf16Weight::Fill(const WeightView& view) {
   }
 }
 
+const bf16* PackBf16Rows(const KernelContext& ctx, const LinearArgs& a, const Bf16GemmKernels& kernels,
+                         Scratch& scratch) {
+  const int64_t k = a.weight->in_features(), row_blocks = CeilDiv(a.num_rows, kBf16RowBlock);
+  const int64_t stride = CeilDiv(k, kBf16DepthBlock) * kBf16PairElements;
+  auto* x = static_cast<bf16*>(scratch.Bytes(static_cast<size_t>(row_blocks * stride) * sizeof(bf16)));
+  const int64_t blocks_at_once = std::max<int64_t>(1, (int64_t{1} << 16) / (k * kBf16RowBlock));
+  ParallelRows(ctx, row_blocks, blocks_at_once, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b * kBf16RowBlock;
+      kernels.pack_rows(a.x + row * k, std::min(kBf16RowBlock, a.num_rows - row), k, x + b * stride);
+    }
+  });
+  return x;
+}
+
 absl::Status RunBf16(const KernelContext& ctx, const LinearArgs& a, const Bf16Weight& w) {
-  const Bf16GemmKernels* kernels = KernelsFor(ctx.isa);
+  const Bf16GemmKernels* kernels = Bf16GemmKernelsFor(ctx.isa);
   if (kernels == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("Linear: a weight packed in bf16, and no product of bf16 on ", std::string(CpuIsaName(ctx.isa))));
   }
   thread_local Scratch scratch;
-  const int64_t k = w.in_features(), row_blocks = CeilDiv(a.num_rows, kBf16RowBlock);
   Product product{.args = a, .weight = w, .kernels = *kernels};
-  auto* x = static_cast<bf16*>(scratch.Bytes(static_cast<size_t>(row_blocks * product.row_stride()) * sizeof(bf16)));
-  product.x = x;
-  const int64_t blocks_at_once = std::max<int64_t>(1, (int64_t{1} << 16) / (k * kBf16RowBlock));
-  ParallelRows(ctx, row_blocks, blocks_at_once, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t row = b * kBf16RowBlock;
-      kernels->pack_rows(a.x + row * k, std::min(kBf16RowBlock, a.num_rows - row), k, x + b * product.row_stride());
-    }
-  });
+  product.x = PackBf16Rows(ctx, a, *kernels, scratch);
 
-  const Cut cut = CutProduct(a.num_rows, w, NumThreads(ctx));
+  const PanelCut cut =
+      CutPanels(a.num_rows, w.num_panels(), w.panel_elements() * int64_t{sizeof(bf16)}, NumThreads(ctx));
   const int64_t row_tasks = CeilDiv(a.num_rows, cut.rows), panel_tasks = CeilDiv(w.num_panels(), cut.panels);
   // The row tasks of the same panels follow each other: the second finds them in a cache that cores share.
   ParallelTasks(ctx, panel_tasks * row_tasks, [&](int64_t task) {
     const int64_t row = task % row_tasks * cut.rows, row_end = std::min(a.num_rows, row + cut.rows);
     const int64_t panel = task / row_tasks * cut.panels, panel_end = std::min(w.num_panels(), panel + cut.panels);
-    for (int64_t p = panel; p < panel_end; p += kGroupPanels) {
-      product.RunGroup(row, row_end, p, std::min(kGroupPanels, panel_end - p));
+    for (int64_t p = panel; p < panel_end; p += kBf16GroupPanels) {
+      product.RunGroup(row, row_end, p, std::min(kBf16GroupPanels, panel_end - p));
     }
   });
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include "kernels/common/scratch.h"
 #include "kernels/common/status.h"
 #include "kernels/gemm/gemm_bf16_cpu.h"
+#include "kernels/gemm/gemm_fp8_cpu.h"
 #include "kernels/gemm/gemm_isa.h"
 #include "kernels/gemm/gemm_validate.h"
 
@@ -143,6 +144,9 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, Ge
   if (compute == GemmCompute::kBF16 && !CpuHasBf16Gemm()) {
     return absl::UnimplementedError("PackLinear: this machine has no product of bf16 (AVX512-BF16, AMX)");
   }
+  if (w.dtype == DType::kE4M3) {
+    return Fp8Weight::Pack(w, compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && CpuHasBf16Gemm()));
+  }
   if (compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm())) {
     return Bf16Weight::Pack(w);
   }
@@ -160,6 +164,7 @@ absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) {
   if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
   if (a.num_rows == 0) return absl::OkStatus();
   if (const auto* w = dynamic_cast<const Bf16Weight*>(a.weight)) return RunBf16(ctx, a, *w);
+  if (const auto* w = dynamic_cast<const Fp8Weight*>(a.weight)) return RunFp8(ctx, a, *w);
   if (const auto* w = dynamic_cast<const OneDnnWeight*>(a.weight)) return RunOneDnn(ctx, a, *w);
   if (const auto* w = dynamic_cast<const PanelWeight*>(a.weight)) return RunPanels(ctx, a, *w);
   return InvalidCall("Linear: the weight was packed by another backend");

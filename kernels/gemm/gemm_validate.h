@@ -5,9 +5,10 @@
 namespace spl::kernels {
 
 absl::Status ValidateWeight(const WeightView& weight);
+absl::Status ValidateScales(const WeightView& weight);  // called by ValidateWeight
 absl::Status ValidateLinear(const LinearArgs& args);
 
-// Widens elements [begin, begin + count) of the weight to f32.
+// Widens elements [begin, begin + count) of the weight, scales applied, to f32.
 void WidenWeight(const WeightView& weight, int64_t begin, int64_t count, float* out);
 
 }  // namespace spl::kernels

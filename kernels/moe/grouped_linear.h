@@ -25,11 +25,16 @@ struct GroupedWeightView {
   int32_t num_experts = 0;
   int64_t out_features = 0;
   int64_t in_features = 0;
+  const float* scales = nullptr;  // kE4M3: [num_experts, out_features, groups], as WeightView's; in host memory
+  int64_t scale_group = 0;
 
   // The weight of one expert.
   WeightView expert(int32_t e) const {
     const int64_t bytes = out_features * in_features * static_cast<int64_t>(DTypeBytes(dtype));
-    return {static_cast<const unsigned char*>(data) + e * bytes, dtype, out_features, in_features};
+    WeightView view{
+        static_cast<const unsigned char*>(data) + e * bytes, dtype, out_features, in_features, scales, scale_group};
+    if (scales != nullptr) view.scales += e * out_features * view.num_scale_groups();
+    return view;
   }
 };
 

@@ -216,11 +216,11 @@ absl::StatusOr<std::unique_ptr<Tracer>> MakeTracer(const TraceOptions& options, 
 
 void TraceOptions::Register(CLI::App& app) {
   app.add_option("--otlp-endpoint", endpoint,
-                 "OpenTelemetry collector that spans of sampled requests go to, http://HOST:PORT (OTLP over HTTP, "
-                 "JSON); empty: none are recorded")
+                 "OpenTelemetry collector for the spans of sampled requests, http://HOST:PORT (OTLP over HTTP, JSON); "
+                 "empty: no spans")
       ->envname("OTEL_EXPORTER_OTLP_ENDPOINT");
   app.add_option("--trace-sample", sample_ratio,
-                 "share of the requests without a traceparent that are traced; those with one say themselves")
+                 "share of the requests without a traceparent that are traced; a traceparent decides for its request")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
 }

@@ -28,13 +28,12 @@ absl::Status CheckFiles(const PeerTlsOptions& options) {
 
 void PeerTlsOptions::Register(CLI::App& app) {
   app.add_option("--tls-cert", cert_file,
-                 "Certificate (PEM) that this program shows to the other programs; with --tls-key and --tls-ca every "
-                 "connection between programs is encrypted and both ends must prove who they are");
+                 "Certificate (PEM) of this program for gRPC to the other programs; with --tls-key and --tls-ca these "
+                 "connections use mutual TLS");
   app.add_option("--tls-key", key_file, "Private key (PEM) of --tls-cert");
-  app.add_option("--tls-ca", ca_file, "CA certificates (PEM) that have signed those of the other programs");
+  app.add_option("--tls-ca", ca_file, "CA certificates (PEM) that signed the certificates of the other programs");
   app.add_option("--tls-server-name", server_name,
-                 "DNS name that certificates of the programs which this one calls must have; empty: the host or "
-                 "address that is called");
+                 "DNS name that the certificates of called programs must have; empty: the host or address of the call");
 }
 
 absl::StatusOr<std::shared_ptr<const PeerTls>> PeerTls::Load(const PeerTlsOptions& options) {

@@ -237,7 +237,7 @@ absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::func
   CountRefusal(ticket.status());
   SPLICE_RETURN_IF_ERROR(ticket.status());
   if (landing_.TryPush({*ticket, request, std::move(done), std::move(span)})) return absl::OkStatus();
-  const absl::Status full = absl::UnavailableError("the decode worker is stopping");
+  absl::Status full = absl::UnavailableError("the decode worker is stopping");
   tickets_.Drop(id, full);
   return full;
 }

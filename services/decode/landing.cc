@@ -129,7 +129,7 @@ absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request, cons
   auto next = crcs.begin();
   for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
     uint32_t crc = 0;
-    for (const int32_t page : kv.streams()[static_cast<size_t>(stream)]) {
+    for (const int32_t page : kv.streams()[stream]) {
       if (page != kernels::kNoPage) crc = over_a_page(crc) ^ *next++;
     }
     if (crc == request.crc32c(stream)) continue;

@@ -136,6 +136,8 @@ void LocalPrefill::Describe(v1::LocalPrefill& info) const {
   info.set_max_prompt_tokens(static_cast<uint64_t>(engine_->max_prompt_tokens()));
   info.set_queued_tokens(static_cast<uint64_t>(std::max<int64_t>(0, load.queued_tokens)));
   info.set_prefill_tokens_per_s(load.tokens_per_s);
+  info.set_first_tokens_per_s(load.first_tokens_per_s);
+  info.set_pair_cost(load.pair_cost);
   info.set_slice_tokens(static_cast<uint32_t>(options_.slice_tokens));
   info.set_copy_bytes_per_s(own_->bytes_per_s);
   info.set_copy_write_seconds(own_->write_s);

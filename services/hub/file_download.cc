@@ -63,7 +63,7 @@ class PartFile {
       const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
       if (written < 0 && errno != EINTR) return DiskError(path_);
       if (written < 0) continue;
-      bytes.remove_prefix(static_cast<size_t>(written));
+      bytes.remove_prefix(written);
       size_ += static_cast<uint64_t>(written);
     }
     return absl::OkStatus();

@@ -44,7 +44,7 @@ class DiskIndex : public NamespaceStorage, public RecordStorage {
   // FailedPrecondition: the directory belongs to another program version, or is in use. DataLoss: RocksDB cannot read
   // it.
   static absl::StatusOr<std::unique_ptr<DiskIndex>> Open(const std::string& dir);
-  virtual ~DiskIndex() = default;
+  ~DiskIndex() override = default;
 
   // Adds all entries or none; they are on disk when it returns.
   virtual absl::Status Add(std::span<const IndexEntry> entries) = 0;

@@ -56,7 +56,8 @@ struct KvStoreServer::Parts {
   explicit Parts(int num_threads)
       : leases_outstanding(metrics.Gauge(metric::kKvLeasesOutstanding, "Read leases and put reservations in use.")),
         leases_expired(metrics.Counter(metric::kKvLeasesExpiredTotal, "Leases and reservations given up.")),
-        quarantined(metrics.Gauge("splice_store_quarantined_bytes", "Of expired puts that a late write may reach.")),
+        quarantined(metrics.Gauge("splice_store_quarantined_bytes",
+                                  "Bytes of expired puts that a late write may still reach.")),
         pool(num_threads, kReadQueueCapacity) {}
 
   void Maintain() {

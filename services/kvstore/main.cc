@@ -48,9 +48,9 @@ int main(int argc, char** argv) {
   app.add_option("--data-dir", options.data_dir, "directory of the disk tier; without it chunks live in memory only");
   spl::AddByteSizeOption(app, "--memory-bytes", options.memory_bytes, "memory tier, for example 512MiB");
   spl::AddByteSizeOption(app, "--disk-bytes", options.disk_bytes, "disk tier");
-  app.add_flag(
-      "--reset-damaged-index", options.reset_damaged_index,
-      "start without chunks, namespaces and records when the index is damaged; the damaged one is kept beside");
+  app.add_flag("--reset-damaged-index", options.reset_damaged_index,
+               "start with an empty index if the index is damaged: without chunks, namespaces and records; the damaged "
+               "file is kept");
   app.add_option("--high-watermark", options.high_watermark, "share of a tier that triggers eviction")
       ->capture_default_str();
   app.add_option("--low-watermark", options.low_watermark, "share that eviction leaves in use")->capture_default_str();

@@ -31,12 +31,11 @@ absl::StatusOr<std::string> ReadPassword(const std::string& file) {
 }  // namespace
 
 void EtcdAccessOptions::Register(CLI::App& app) {
-  app.add_option("--etcd-ca", ca_file,
-                 "CA certificates (PEM) that have signed etcd's: connections to it are encrypted");
-  app.add_option("--etcd-cert", cert_file, "Certificate (PEM) that is shown to etcd, where it asks for one");
+  app.add_option("--etcd-ca", ca_file, "CA certificates (PEM) that signed etcd's certificate; turns on TLS to etcd");
+  app.add_option("--etcd-cert", cert_file, "Client certificate (PEM) for etcd");
   app.add_option("--etcd-key", key_file, "Private key (PEM) of --etcd-cert");
-  app.add_option("--etcd-user", user, "User of etcd, where it has users");
-  app.add_option("--etcd-password-file", password_file, "File with that user's password");
+  app.add_option("--etcd-user", user, "User name for etcd");
+  app.add_option("--etcd-password-file", password_file, "File with the password of --etcd-user");
 }
 
 absl::Status EtcdAccessOptions::Check() const {

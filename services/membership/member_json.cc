@@ -3,6 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "services/base/address.h"
+#include "services/base/field_error.h"
+#include "services/base/json_object_reader.h"
+#include "services/base/json_parser.h"
 #include "services/base/status.h"
 
 namespace spl::membership {
@@ -11,24 +14,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxBytes = 16384;  // many times the size of a member
-
-absl::Status Read(const json& object, const char* name, std::string* value) {
-  const auto found = object.find(name);
-  if (found == object.end()) return absl::OkStatus();
-  if (!found->is_string()) return InvalidArgument("field '{}' of a member is not a text", name);
-  *value = found->get<std::string>();
-  return absl::OkStatus();
-}
-
-template <typename Integer>
-absl::Status Read(const json& object, const char* name, Integer* value) {
-  const auto found = object.find(name);
-  if (found == object.end()) return absl::OkStatus();
-  if (!found->is_number_unsigned() || found->get<uint64_t>() > std::numeric_limits<Integer>::max())
-    return InvalidArgument("field '{}' of a member is not a number that fits", name);
-  *value = found->get<Integer>();
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -48,22 +33,24 @@ std::string ToJson(const Member& member) {
 
 absl::StatusOr<Member> MemberFromJson(std::string_view text) {
   if (text.size() > kMaxBytes) return InvalidArgument("a member of {} bytes, at most {}", text.size(), kMaxBytes);
-  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return InvalidArgument("a member is not a JSON object");
+  SPLICE_ASSIGN_OR_RETURN(const json object, ParseJsonObject(text, "member"));
+  JsonObjectReader reader(object, "member: ");
   Member member;
   std::string role;
-  SPLICE_RETURN_IF_ERROR(Read(object, "role", &role));
-  if (role != "prefill" && role != "decode") return InvalidArgument("role of a member is '{}'", role);
+  reader.String("role", &role);
+  reader.String("address", &member.address);
+  reader.String("worker_id", &member.worker_id);
+  reader.Uint64("epoch", &member.epoch);
+  reader.String("fingerprint", &member.fingerprint);
+  reader.String("head_map", &member.head_map);
+  reader.Uint64("capacity", &member.capacity);
+  reader.Uint32("wire_min", &member.wire_min);
+  reader.Uint32("wire_max", &member.wire_max);
+  SPLICE_RETURN_IF_ERROR(reader.status());
+  if (role != "prefill" && role != "decode")
+    return FieldError("member: role", fmt::format("must be prefill or decode, got '{}'", role));
   member.role = role == "prefill" ? Role::kPrefill : Role::kDecode;
-  SPLICE_RETURN_IF_ERROR(Read(object, "address", &member.address));
   SPLICE_RETURN_IF_ERROR(Annotate(ParseHostPort(member.address).status(), "member"));
-  SPLICE_RETURN_IF_ERROR(Read(object, "worker_id", &member.worker_id));
-  SPLICE_RETURN_IF_ERROR(Read(object, "epoch", &member.epoch));
-  SPLICE_RETURN_IF_ERROR(Read(object, "fingerprint", &member.fingerprint));
-  SPLICE_RETURN_IF_ERROR(Read(object, "head_map", &member.head_map));
-  SPLICE_RETURN_IF_ERROR(Read(object, "capacity", &member.capacity));
-  SPLICE_RETURN_IF_ERROR(Read(object, "wire_min", &member.wire_min));
-  SPLICE_RETURN_IF_ERROR(Read(object, "wire_max", &member.wire_max));
   return member;
 }
 

@@ -31,7 +31,7 @@ void MembershipFlags::Register(CLI::App& app) {
                  "SERVICE-prefill and SERVICE-decode)")
       ->capture_default_str();
   app.add_option("--lease-seconds", lease_seconds,
-                 "With etcd: a worker that does not renew its entry for this long is taken off the list")
+                 "With etcd: seconds after which a worker that does not renew its entry is removed from the list")
       ->check(CLI::Range(2, 3600))
       ->capture_default_str();
   etcd.Register(app);

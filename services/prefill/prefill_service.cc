@@ -158,6 +158,8 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_queued_requests(static_cast<uint32_t>(load.queued_requests));
   response->set_queued_tokens(static_cast<uint64_t>(std::max<int64_t>(0, load.queued_tokens)));
   response->set_prefill_tokens_per_s(load.tokens_per_s);
+  response->set_first_tokens_per_s(load.first_tokens_per_s);
+  response->set_pair_cost(load.pair_cost);
   response->set_free_pages(static_cast<uint64_t>(engine_.pool().num_free()));
   response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
   response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));

@@ -12,9 +12,9 @@ std::shared_ptr<const LeasedHeads> LeasedHeads::Share(const engine::SequenceKv& 
                                                       std::span<const int32_t> restored, uint64_t channel_id) {
   auto leased = std::shared_ptr<LeasedHeads>(new LeasedHeads(kv.pool(), channel_id));
   for (int32_t stream = 0; stream < kv.shape().num_streams(); ++stream) {
-    const engine::PageHole hole = engine::HoleOf(classes[static_cast<size_t>(stream)], kv.num_tokens());
+    const engine::PageHole hole = engine::HoleOf(classes[stream], kv.num_tokens());
     if (hole.size() == 0 || std::binary_search(restored.begin(), restored.end(), stream)) continue;
-    const std::vector<int32_t>& pages = kv.streams()[static_cast<size_t>(stream)];
+    const std::vector<int32_t>& pages = kv.streams()[stream];
     leased->heads_.push_back({stream, hole.begin, {pages.begin() + hole.begin, pages.begin() + hole.end}});
   }
   for (const Head& head : leased->heads_) kv.pool().Share(head.pages);

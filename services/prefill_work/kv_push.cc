@@ -81,10 +81,10 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   if (ready.fence != nullptr) {
     if (const absl::Status written = ready.fence->Wait(); !written.ok()) return Fail(written);
   }
-  std::vector<Pages> heads(static_cast<size_t>(shape_.num_kv_heads));
+  std::vector<Pages> heads(shape_.num_kv_heads);
   Pages all;
   for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
-    Pages& head = heads[static_cast<size_t>(h)];
+    Pages& head = heads[h];
     AddKept(ready, ready.layer * shape_.num_kv_heads + h, head);
     all.local.insert(all.local.end(), head.local.begin(), head.local.end());
     all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
@@ -99,8 +99,8 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   // Pages of a stream come in order, so the stream's checksum is built by joining theirs.
   auto next = all.crcs.begin();
   for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
-    uint32_t& crc = crc_[static_cast<size_t>(ready.layer * shape_.num_kv_heads + h)];
-    for (size_t i = heads[static_cast<size_t>(h)].local.size(); i > 0; --i) crc = over_a_page_(crc) ^ *next++;
+    uint32_t& crc = crc_[ready.layer * shape_.num_kv_heads + h];
+    for (size_t i = heads[h].local.size(); i > 0; --i) crc = over_a_page_(crc) ^ *next++;
   }
 }
 
@@ -112,14 +112,13 @@ engine::PageHole KvPush::HoleOf(int32_t stream) const {
 // The stream's pages to send, and their target pages.
 void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const {
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
-  const std::vector<int32_t>& local = ready.kv->streams()[static_cast<size_t>(stream)];
+  const std::vector<int32_t>& local = ready.kv->streams()[stream];
   const engine::PageHole hole = HoleOf(stream);
   for (int32_t page = ready.first_page; page < ready.first_page + ready.num_pages; ++page) {
     if (page >= hole.begin && page < hole.end) continue;
     if (ready.kept != nullptr && !ready.kept->KeepsPage(ready.layer, page)) continue;
-    pages.local.push_back(local[static_cast<size_t>(page)]);
-    pages.remote.push_back(
-        targets[first_target_[static_cast<size_t>(stream)] + page - (page >= hole.end ? hole.size() : 0)]);
+    pages.local.push_back(local[page]);
+    pages.remote.push_back(targets[first_target_[stream] + page - (page >= hole.end ? hole.size() : 0)]);
   }
 }
 
@@ -153,17 +152,17 @@ absl::Status KvPush::SendRestored() {
   for (size_t i = 0; i < restored.size(); ++i) {
     const engine::PageHole hole = HoleOf(restored[i]);
     if (hole.size() == 0) continue;
-    const std::vector<int32_t>& local = kv_->streams()[static_cast<size_t>(restored[i])];
+    const std::vector<int32_t>& local = kv_->streams()[restored[i]];
     Pages pages;
     for (int32_t page = hole.begin; page < hole.end; ++page) {
-      pages.local.push_back(local[static_cast<size_t>(page)]);
+      pages.local.push_back(local[page]);
       pages.remote.push_back(spares[lists[i] * static_cast<int32_t>(ticket_.pages_per_spare()) + page - hole.begin]);
     }
     SPLICE_RETURN_IF_ERROR(Send(kv_, pages));
     // The checksum is over the pages in order: those of the hole stand in the middle.
     std::vector<uint32_t> crcs(local.size());
     SPLICE_RETURN_IF_ERROR(kv_->pool().ChecksumPages(local, crcs.data()));
-    uint32_t& joined = crc_[static_cast<size_t>(restored[i])];
+    uint32_t& joined = crc_[restored[i]];
     joined = 0;
     for (const uint32_t crc : crcs) joined = over_a_page_(joined) ^ crc;
   }

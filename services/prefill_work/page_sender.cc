@@ -206,7 +206,7 @@ class DeviceSender final : public PageSender {
     const size_t page_bytes = pool.view().page_bytes();
     std::vector<std::vector<kernels::CopyOp>> ops(remote_.parts.size());
     for (size_t i = 0; i < run.local.size(); ++i) {
-      const size_t rank = static_cast<size_t>(pool.view().rank_of(run.local[i]));
+      const size_t rank = pool.view().rank_of(run.local[i]);
       const uint32_t part = run.remote[i] / remote_.pages_per_part, page = run.remote[i] % remote_.pages_per_part;
       std::byte* const to = static_cast<std::byte*>(remote_.parts[rank][part]->data()) + page * page_bytes;
       engine::PagePool::Append(ops[rank], {to, pool.view().k(run.local[i]), page_bytes});

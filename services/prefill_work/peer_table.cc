@@ -211,7 +211,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
 // Proves the path before a request depends on it, and measures it.
 absl::StatusOr<transport::WriteCost> PeerTable::SelfTest(transport::KvChannel& channel,
                                                          const v1::DecodeEndpoint& endpoint) {
-  const size_t bytes = static_cast<size_t>(std::min<uint64_t>(endpoint.scratch_bytes(), 1 << 20));
+  const size_t bytes = std::min<uint64_t>(endpoint.scratch_bytes(), 1 << 20);
   if (bytes < transport::kMinScratchBytes) return transport::WriteCost{};
   return transport::MeasureWriteCost(channel, endpoint.scratch_offset(), bytes, kConnectTimeout);
 }

@@ -207,11 +207,11 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
   prefill.reuse = wire::FromProto(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(prefill.reuse, engine_.model()));
-  if (const absl::Status status = CheckTicket(request, *peer, classes.get()); !status.ok()) {
+  if (absl::Status status = CheckTicket(request, *peer, classes.get()); !status.ok()) {
     tickets_invalid_.Increment();
     return status;
   }
-  if (const absl::Status status = hold->Use(); !status.ok()) {
+  if (absl::Status status = hold->Use(); !status.ok()) {
     tickets_replayed_.Increment();
     return status;
   }
@@ -269,7 +269,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     call.End(absl::OkStatus());  // the first token does not wait for the commit
   };
   fidelity_.Watch(prefill);
-  const absl::Status status = engine_.Submit(std::move(prefill));
+  absl::Status status = engine_.Submit(std::move(prefill));
   if (!status.ok()) pushes_.PushEnded();  // nothing was pushed, nothing is to be undone
   return status;
 }

@@ -17,7 +17,7 @@ absl::StatusOr<int64_t> CountKept(const v1::Ticket& ticket, const engine::KvShap
   int64_t kept = all;
   for (int32_t s = 0; s < shape.num_streams(); ++s) {
     const uint32_t begin = ticket.hole_begin(s), end = ticket.hole_end(s);
-    const engine::PageHole most = engine::HoleOf((*classes)[static_cast<size_t>(s)], num_tokens);
+    const engine::PageHole most = engine::HoleOf((*classes)[s], num_tokens);
     if (begin > end ||
         (begin < end && (begin < static_cast<uint32_t>(most.begin) || end > static_cast<uint32_t>(most.end))))
       return InvalidArgument(

@@ -22,29 +22,28 @@ void AddModelFlags(CLI::App& app, RouterOptions& options) {
       ->type_name("DIR|ORG/NAME");
   app.add_option("--served-model-name", options.served_model_name, "Name in requests (default: the folder's name)");
   app.add_flag("--special-tokens-in-text", options.special_tokens_in_text,
-               "Parse special tokens such as <|im_end|> in messages and segments, too, not only in what the chat "
-               "template says: whoever may write there may then speak as the system");
+               "Parse special tokens such as <|im_end|> in messages and segments as well as in the chat template: "
+               "their authors can then write system messages");
   AddGenerationConfigFlag(app, options.generation_config);
 }
 
 void AddMetricsFlags(CLI::App& app, RouterOptions& options) {
   app.add_option("--metrics-listen", options.metrics_listen,
-                 "Further address of /metrics, /healthz and /readyz (they are on --http too)");
+                 "Extra address of /metrics, /healthz and /readyz, which are also on --http");
   app.add_flag("--vllm-metric-names", options.vllm_metric_names,
-               "In /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+               "Add vLLM's metrics to /metrics under vLLM's names, with the label model_name");
 }
 
 void AddHttpFlags(CLI::App& app, RouterOptions& options) {
   app.add_option("--http", options.http.listen, "Address of the HTTP API; port 0 picks a free one")
       ->capture_default_str();
-  app.add_option("--max-connections", options.http.max_connections, "HTTP connections at most; more get 503")
+  app.add_option("--max-connections", options.http.max_connections, "Most HTTP connections; further ones get 503")
       ->capture_default_str();
-  app.add_option("--max-body-bytes", options.http.max_body_bytes, "Largest request body; more gets 413")
+  app.add_option("--max-body-bytes", options.http.max_body_bytes, "Largest request body; larger ones get 413")
       ->capture_default_str();
-  app.add_option(
-         "--max-buffered-bytes", options.http.max_buffered_bytes,
-         "HTTP: bodies that are read and answers that are not taken yet, of all connections; beyond it the slowest "
-         "clients are cut off, and then more get 503")
+  app.add_option("--max-buffered-bytes", options.http.max_buffered_bytes,
+                 "HTTP: most bytes of request bodies and unread answers, over all connections; above it the slowest "
+                 "clients are disconnected, then new requests get 503")
       ->capture_default_str();
   app.add_option("--cors-origins", options.cors_origins,
                  "Origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
@@ -79,64 +78,64 @@ void RouterFlags::Register(CLI::App& app) {
                  "[role=operator|admin]\" per "
                  "line; read again when it changes");
   app.add_flag("--insecure-open", options_.insecure_open,
-               "Without --api-keys: serve everybody on --http and --grpc, also where they are not loopback");
-  app.add_option("--secret-file", options_.secret_file, "Secret that the callers' namespaces are derived from");
+               "Without --api-keys: serve every client on --http and --grpc, also on addresses other than loopback");
+  app.add_option("--secret-file", options_.secret_file, "Secret from which the callers' namespaces are derived");
   app.add_option(
       "--store", options_.knowledge_bases.store,
       "Chunk stores, HOST:PORT, separated by commas, the same as the prefill workers'; for knowledge bases and "
       "the namespaces API");
-  app.add_option(
-         "--kb-context-tokens", options_.knowledge_bases.publisher.context_tokens,
-         "Tokens of a context that documents of a knowledge base are computed in, at most; 0: as many as model and "
-         "workers take")
+  app.add_option("--kb-context-tokens", options_.knowledge_bases.publisher.context_tokens,
+                 "Most tokens of a context in which documents of a knowledge base are computed; 0: the limit of model "
+                 "and workers")
       ->capture_default_str();
   app.add_option("--kb-quota-bytes", options_.knowledge_bases.publisher.quota_bytes,
-                 "KV of one version of a knowledge base on one store at most; 0: no limit")
+                 "Most KV bytes of one version of a knowledge base on one store; 0: no limit")
       ->capture_default_str();
   app.add_option("--priority-ageing-ms", priority_ageing_ms_,
-                 "Waiting that one step of a request's priority is worth: low priorities wait longer, not for ever")
+                 "Waiting time that counts as much as one step of priority, so that low priorities do not starve")
       ->capture_default_str();
   PlannerOptions& planner = options_.dispatch.planner;
-  app.add_option("--ttft-target-ms", ttft_target_ms_, "Planner: TTFT, 95th percentile")->capture_default_str();
-  app.add_option("--tpot-target-ms", tpot_target_ms_, "Planner: time per output token, 95th percentile")
+  app.add_option("--ttft-target-ms", ttft_target_ms_, "Planner: target of TTFT, 95th percentile")
+      ->capture_default_str();
+  app.add_option("--tpot-target-ms", tpot_target_ms_, "Planner: target of the time per output token, 95th percentile")
       ->capture_default_str();
   app.add_option("--min-prefill", planner.prefill.min_replicas, "Planner: workers at least")->capture_default_str();
   app.add_option("--max-prefill", planner.prefill.max_replicas, "Planner: workers at most")->capture_default_str();
   app.add_option("--min-decode", planner.decode.min_replicas, "Planner: workers at least")->capture_default_str();
   app.add_option("--max-decode", planner.decode.max_replicas, "Planner: workers at most")->capture_default_str();
-  app.add_flag(
-      "--scale-drain", planner.drain,
-      "Planner: an autoscaler follows its numbers; workers that are to go get nothing new, and the number goes "
-      "down when they have nothing left");
-  app.add_option("--scale-down-after-s", scale_down_after_s_, "Planner: how long fewer workers must be enough")
+  app.add_flag("--scale-drain", planner.drain,
+               "Planner: an autoscaler follows its numbers. Surplus workers get no new requests, and the number drops "
+               "once they are idle");
+  app.add_option("--scale-down-after-s", scale_down_after_s_,
+                 "Planner: seconds for which fewer workers must suffice before it scales down")
       ->capture_default_str();
-  app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Requests that may wait for room; more get 429")
+  app.add_option("--max-queue", options_.dispatch.admission.max_queue, "Most queued requests; further ones get 429")
       ->capture_default_str();
-  app.add_option("--max-running", options_.dispatch.admission.max_running, "Requests in flight at most")
+  app.add_option("--max-running", options_.dispatch.admission.max_running, "Most requests in flight")
       ->capture_default_str();
   app.add_option("--grpc-memory-bytes", options_.grpc_memory_bytes,
-                 "gRPC API: messages and connections together; beyond it connections are closed")
+                 "gRPC API: most bytes of messages and connections; above it connections are closed")
       ->capture_default_str();
-  app.add_option("--request-timeout-ms", request_timeout_ms_, "Deadline of a request that gives none, and its bound")
+  app.add_option("--request-timeout-ms", request_timeout_ms_, "Default and longest deadline of a request")
       ->capture_default_str();
-  app.add_option("--drain-timeout-ms", drain_timeout_ms_, "How long running streams may go on after SIGTERM")
+  app.add_option("--drain-timeout-ms", drain_timeout_ms_, "Time for running streams to finish after SIGTERM")
       ->capture_default_str();
-  app.add_option("--poll-interval-ms", poll_interval_ms_, "Between two looks at a worker")->capture_default_str();
-  app.add_option(
-         "--ticket-ttl-ms", ticket_ttl_ms_,
-         "How long a decode worker keeps pages for a prompt that does not come, beyond the time it is expected to "
-         "take; as long they are out of use when a prefill worker is lost")
+  app.add_option("--poll-interval-ms", poll_interval_ms_, "Time between two polls of a worker")->capture_default_str();
+  app.add_option("--ticket-ttl-ms", ticket_ttl_ms_,
+                 "Time for which a decode worker keeps a KV reservation beyond the expected end of the prompt. If a "
+                 "prefill worker is lost, its pages stay unused for as long")
       ->check(CLI::Range(100, 600'000))
       ->capture_default_str();
-  app.add_option("--max-attempts", options_.dispatch.max_attempts, "Attempts before the first token")
+  app.add_option("--max-attempts", options_.dispatch.max_attempts, "Most attempts before the first token")
       ->capture_default_str();
-  app.add_option("--max-migrations", options_.dispatch.max_migrations, "Moves to another decode worker midway")
+  app.add_option("--max-migrations", options_.dispatch.max_migrations,
+                 "Most moves of a running answer to another decode worker")
       ->capture_default_str();
   app.add_option("--placement", placement_,
                  "splice: the cheapest in seconds; or round-robin, least-loaded, prefix-only")
       ->capture_default_str();
   app.add_option("--placement-credit-decay", options_.dispatch.placement.scorer.credit_decay,
-                 "How much less a cache hit counts at an overloaded worker; 0: it counts the same everywhere")
+                 "Discount of a cache hit at an overloaded worker; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--decode-admission-load", options_.dispatch.placement.max_decode_load,
@@ -144,11 +143,11 @@ void RouterFlags::Register(CLI::App& app) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--prefix-index-chunks", options_.dispatch.prefix_index.capacity,
-                 "Chunks of 64 tokens whose place the router remembers; 140 bytes each")
+                 "Most chunks of 64 tokens in the router's prefix index; 140 bytes each")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--placement-temperature", options_.dispatch.placement.temperature,
-                 "0: cheapest pair of workers; above: spread")
+                 "0: always the cheapest pair of workers; above 0: random choice that prefers cheap pairs")
       ->capture_default_str();
   app.add_option("--io-threads", options_.io_threads, "Threads for sockets and request logic")
       ->capture_default_str()

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "services/base/status.h"
+#include "services/text/regex.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/bpe.h"
-#include "services/tokenizer/regex.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -14,8 +14,8 @@ namespace {
 bool IsWordCharacter(std::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   if (first < 0x80) return std::isalnum(first) || first == '_';
-  static const Regex* const word = new Regex(*Regex::Compile("\\w"));
-  std::vector<Span> matches;
+  static const text::Regex* const word = new text::Regex(*text::Regex::Compile("\\w"));
+  std::vector<text::Span> matches;
   return word->FindAll(character, &matches).ok() && !matches.empty();
 }
 
@@ -29,7 +29,7 @@ size_t LastCharacter(std::string_view text) {
 size_t SkipSpaceBackward(std::string_view text, size_t end) {
   while (end > 0) {
     const size_t pos = LastCharacter(text.substr(0, end));
-    if (!IsWhitespace(DecodeUtf8(text, pos).value)) break;
+    if (!text::IsWhitespace(text::DecodeUtf8(text, pos).value)) break;
     end = pos;
   }
   return end;
@@ -37,8 +37,8 @@ size_t SkipSpaceBackward(std::string_view text, size_t end) {
 
 size_t SkipSpaceForward(std::string_view text, size_t pos) {
   while (pos < text.size()) {
-    const CodePoint c = DecodeUtf8(text, pos);
-    if (!IsWhitespace(c.value)) break;
+    const text::CodePoint c = text::DecodeUtf8(text, pos);
+    if (!text::IsWhitespace(c.value)) break;
     pos += c.num_bytes;
   }
   return pos;
@@ -49,27 +49,27 @@ bool InsideWord(std::string_view text, size_t begin, size_t end) {
     const size_t pos = LastCharacter(text.substr(0, begin));
     if (IsWordCharacter(text.substr(pos, begin - pos))) return true;
   }
-  return end < text.size() && IsWordCharacter(text.substr(end, DecodeUtf8(text, end).num_bytes));
+  return end < text.size() && IsWordCharacter(text.substr(end, text::DecodeUtf8(text, end).num_bytes));
 }
 
 }  // namespace
 
 absl::StatusOr<AddedToken> ParseAddedToken(const JsonField& field, std::optional<int64_t> id) {
   AddedToken token;
-  SPLICE_ASSIGN_OR_RETURN(token.content, RequireString(field, "content"));
-  if (token.content.empty()) return InvalidArgument("{}.content is empty", field.where);
+  SPLICE_ASSIGN_OR_RETURN(token.content, field.RequireString("content"));
+  if (token.content.empty()) return InvalidArgument("{}.content is empty", field.path);
   if (!id) {
-    SPLICE_ASSIGN_OR_RETURN(id, IntOr(field, "id", -1));
+    SPLICE_ASSIGN_OR_RETURN(id, field.IntOr("id", -1));
   }
   if (*id < 0 || *id > kTokenIdMax) {
-    return InvalidArgument("{}: the id of \"{}\" is outside 0 to {}", field.where, token.content, kTokenIdMax);
+    return InvalidArgument("{}: the id of \"{}\" is outside 0 to {}", field.path, token.content, kTokenIdMax);
   }
   token.id = static_cast<TokenId>(*id);
-  SPLICE_ASSIGN_OR_RETURN(token.special, BoolOr(field, "special", false));
-  SPLICE_ASSIGN_OR_RETURN(token.normalized, BoolOr(field, "normalized", !token.special));
-  SPLICE_ASSIGN_OR_RETURN(token.lstrip, BoolOr(field, "lstrip", false));
-  SPLICE_ASSIGN_OR_RETURN(token.rstrip, BoolOr(field, "rstrip", false));
-  SPLICE_ASSIGN_OR_RETURN(token.single_word, BoolOr(field, "single_word", false));
+  SPLICE_ASSIGN_OR_RETURN(token.special, field.BoolOr("special", false));
+  SPLICE_ASSIGN_OR_RETURN(token.normalized, field.BoolOr("normalized", !token.special));
+  SPLICE_ASSIGN_OR_RETURN(token.lstrip, field.BoolOr("lstrip", false));
+  SPLICE_ASSIGN_OR_RETURN(token.rstrip, field.BoolOr("rstrip", false));
+  SPLICE_ASSIGN_OR_RETURN(token.single_word, field.BoolOr("single_word", false));
   return token;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "services/tokenizer/json_fields.h"
+#include "services/base/json_field.h"
 #include "services/tokenizer/tokenizer.h"
 
 namespace spl::tokenizer {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/byte_level.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -87,7 +87,7 @@ bool Bpe::SpellByFallback(std::string_view character, std::vector<TokenId>* symb
 void Bpe::SpellChars(std::string_view text, std::vector<TokenId>* symbols) const {
   bool unk_pending = false;
   for (size_t pos = 0; pos < text.size();) {
-    const std::string_view character = text.substr(pos, DecodeUtf8(text, pos).num_bytes);
+    const std::string_view character = text.substr(pos, text::DecodeUtf8(text, pos).num_bytes);
     pos += character.size();
     if (const std::optional<TokenId> id = Find(ids_, character)) {
       if (unk_pending) symbols->push_back(unk_id_);

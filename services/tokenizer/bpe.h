@@ -11,7 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "services/tokenizer/json_fields.h"
+#include "services/base/json_field.h"
 #include "services/tokenizer/tokenizer.h"
 
 namespace spl::tokenizer {

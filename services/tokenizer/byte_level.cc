@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -44,7 +44,7 @@ std::optional<uint8_t> ByteOfChar(char32_t value) {
 std::string BytesToChars(std::string_view bytes) {
   std::string chars;
   chars.reserve(bytes.size() * 2);
-  for (const char byte : bytes) AppendUtf8(CharOfByte(static_cast<uint8_t>(byte)), &chars);
+  for (const char byte : bytes) text::AppendUtf8(CharOfByte(static_cast<uint8_t>(byte)), &chars);
   return chars;
 }
 
@@ -52,7 +52,7 @@ std::optional<std::string> CharsToBytes(std::string_view chars) {
   std::string bytes;
   bytes.reserve(chars.size());
   for (size_t pos = 0; pos < chars.size();) {
-    const CodePoint c = DecodeUtf8(chars, pos);
+    const text::CodePoint c = text::DecodeUtf8(chars, pos);
     const std::optional<uint8_t> byte = ByteOfChar(c.value);
     if (!byte) return std::nullopt;
     bytes.push_back(static_cast<char>(*byte));

@@ -4,11 +4,12 @@
 
 #include <utility>
 
+#include "services/base/read_file.h"
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/evaluator.h"
 #include "services/tokenizer/jinja/parser.h"
 #include "services/tokenizer/model_files.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -139,7 +140,8 @@ class JinjaTemplate final : public ChatTemplate {
 
   static absl::StatusOr<Value> MessageValue(const ChatMessage& message, bool arguments_as_text) {
     for (const std::string& text : {message.role, message.content.value_or(""), message.extra_json}) {
-      if (FindInvalidUtf8(text) != std::string_view::npos) return absl::InvalidArgumentError("the text is not UTF-8");
+      if (text::FindInvalidUtf8(text) != std::string_view::npos)
+        return absl::InvalidArgumentError("the text is not UTF-8");
     }
     jinja::Dict members;
     members.Set("role", Value::String(message.role));
@@ -177,7 +179,7 @@ class JinjaTemplate final : public ChatTemplate {
 };
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> Make(std::string_view source, Variables tokens) {
-  if (const size_t offset = FindInvalidUtf8(source); offset != std::string_view::npos) {
+  if (const size_t offset = text::FindInvalidUtf8(source); offset != std::string_view::npos) {
     return InvalidArgument("the chat template is not UTF-8 at byte {}", offset);
   }
   absl::StatusOr<jinja::Block> block = jinja::ParseTemplate(source);
@@ -188,14 +190,14 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> Make(std::string_view source, Vari
 // The "chat_template" of tokenizer_config.json: a string, or a list of named ones.
 absl::StatusOr<std::string> SourceIn(const JsonField& config) {
   const std::optional<JsonField> field = config.Find("chat_template");
-  if (!field) return Errorf(absl::StatusCode::kNotFound, "{}no chat_template", config.where);
+  if (!field) return Errorf(absl::StatusCode::kNotFound, "{}no chat_template", config.path);
   if (field->value->is_string()) return field->value->get<std::string>();
-  if (!field->value->is_array()) return WrongType(*field, "a string or a list of named templates");
+  if (!field->value->is_array()) return field->Wrong("a string or a list of named templates");
   for (size_t i = 0; i < field->value->size(); ++i) {
-    SPLICE_ASSIGN_OR_RETURN(const std::string name, RequireString(field->At(i), "name"));
-    if (name == "default") return RequireString(field->At(i), "template");
+    SPLICE_ASSIGN_OR_RETURN(const std::string name, field->At(i).RequireString("name"));
+    if (name == "default") return field->At(i).RequireString("template");
   }
-  return InvalidArgument("{} has no template named \"default\"", field->where);
+  return InvalidArgument("{} has no template named \"default\"", field->path);
 }
 
 // Every "…_token" of the model; the reference passes them all to the template.
@@ -220,7 +222,7 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_vi
 }
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Load(const std::string& model_dir) {
-  SPLICE_ASSIGN_OR_RETURN(const Json document, ReadOptionalJson(model_dir, "tokenizer_config.json"));
+  SPLICE_ASSIGN_OR_RETURN(const nlohmann::json document, ReadOptionalJson(model_dir, "tokenizer_config.json"));
   const JsonField config{&document, model_dir + "/tokenizer_config.json: "};
   SPLICE_ASSIGN_OR_RETURN(Variables tokens, TokensOf(config));
   absl::StatusOr<std::string> source = ReadFile(model_dir + "/chat_template.jinja");

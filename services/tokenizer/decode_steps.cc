@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/byte_level.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -52,14 +52,14 @@ absl::Status BytesFromChars::Push(std::string token, std::vector<std::string>* o
   const std::optional<std::string> bytes = CharsToBytes(token);
   pending_ += bytes ? *bytes : token;
   std::string text;
-  pending_.erase(0, AppendLossyUtf8(pending_, /*final=*/false, &text));
+  pending_.erase(0, text::AppendLossyUtf8(pending_, /*final=*/false, &text));
   Emit(std::move(text), out);
   return absl::OkStatus();
 }
 
 absl::Status BytesFromChars::Finish(std::vector<std::string>* out) {
   std::string text;
-  AppendLossyUtf8(pending_, /*final=*/true, &text);
+  text::AppendLossyUtf8(pending_, /*final=*/true, &text);
   pending_.clear();
   Emit(std::move(text), out);
   return absl::OkStatus();
@@ -77,10 +77,10 @@ absl::Status BytesFromFallback::Push(std::string token, std::vector<std::string>
 
 absl::Status BytesFromFallback::Finish(std::vector<std::string>* out) {
   if (run_.empty()) return absl::OkStatus();
-  if (FindInvalidUtf8(run_) == std::string_view::npos) {
+  if (text::FindInvalidUtf8(run_) == std::string_view::npos) {
     out->push_back(std::move(run_));
   } else {
-    for (size_t i = 0; i < run_.size(); ++i) out->emplace_back(kReplacementCharacter);
+    for (size_t i = 0; i < run_.size(); ++i) out->emplace_back(text::kReplacementCharacter);
   }
   run_.clear();
   return absl::OkStatus();

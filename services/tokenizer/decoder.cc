@@ -89,20 +89,20 @@ void Decoder::Add(Factory factory) {
 }
 
 absl::Status Decoder::AddReplace(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, RequireMember(field, "pattern"));
+  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, field.Require("pattern"));
   SPLICE_ASSIGN_OR_RETURN(Pattern parsed, Pattern::Parse(pattern_field));
-  SPLICE_ASSIGN_OR_RETURN(const std::string content, RequireString(field, "content"));
+  SPLICE_ASSIGN_OR_RETURN(const std::string content, field.RequireString("content"));
   const auto pattern = std::make_shared<const Pattern>(std::move(parsed));
   Add([pattern, content] { return std::make_unique<ReplaceInToken>(pattern, content); });
   return absl::OkStatus();
 }
 
 absl::Status Decoder::AddStrip(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string content, RequireString(field, "content"));
-  SPLICE_ASSIGN_OR_RETURN(const int64_t start, IntOr(field, "start", 0));
-  SPLICE_ASSIGN_OR_RETURN(const int64_t stop, IntOr(field, "stop", 0));
+  SPLICE_ASSIGN_OR_RETURN(const std::string content, field.RequireString("content"));
+  SPLICE_ASSIGN_OR_RETURN(const int64_t start, field.IntOr("start", 0));
+  SPLICE_ASSIGN_OR_RETURN(const int64_t stop, field.IntOr("stop", 0));
   if (content.empty() || start < 0 || stop < 0 || start > kStripMax || stop > kStripMax) {
-    return InvalidArgument("{} needs a character as content and start and stop from 0 to {}", field.where, kStripMax);
+    return InvalidArgument("{} needs a character as content and start and stop from 0 to {}", field.path, kStripMax);
   }
   const StripOptions options{content, static_cast<size_t>(start), static_cast<size_t>(stop)};
   const bool fused = fused_;
@@ -114,20 +114,20 @@ absl::Status Decoder::AddStrip(const JsonField& field) {
 }
 
 absl::Status Decoder::AddMetaspace(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string replacement, StringOr(field, "replacement", "\xE2\x96\x81"));
-  SPLICE_ASSIGN_OR_RETURN(const std::string scheme, StringOr(field, "prepend_scheme", "always"));
-  if (replacement.empty()) return InvalidArgument("{}.replacement is empty", field.where);
+  SPLICE_ASSIGN_OR_RETURN(const std::string replacement, field.StringOr("replacement", "\xE2\x96\x81"));
+  SPLICE_ASSIGN_OR_RETURN(const std::string scheme, field.StringOr("prepend_scheme", "always"));
+  if (replacement.empty()) return InvalidArgument("{}.replacement is empty", field.path);
   const bool prepends = scheme != "never";
   Add([replacement, prepends] { return std::make_unique<MetaspaceToSpace>(replacement, prepends); });
   return absl::OkStatus();
 }
 
 absl::Status Decoder::ParseInto(const JsonField& field, int depth) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string type, TypeOf(field));
+  SPLICE_ASSIGN_OR_RETURN(const std::string type, field.RequireString("type"));
   if (type == "Sequence") {
-    if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.where, kNestingMax);
-    SPLICE_ASSIGN_OR_RETURN(const JsonField list, RequireMember(field, "decoders"));
-    SPLICE_RETURN_IF_ERROR(RequireArray(list));
+    if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.path, kNestingMax);
+    SPLICE_ASSIGN_OR_RETURN(const JsonField list, field.Require("decoders"));
+    SPLICE_RETURN_IF_ERROR(list.CheckList());
     for (size_t i = 0; i < list.value->size(); ++i) SPLICE_RETURN_IF_ERROR(ParseInto(list.At(i), depth + 1));
     return absl::OkStatus();
   }
@@ -149,7 +149,7 @@ absl::Status Decoder::ParseInto(const JsonField& field, int depth) {
     fused_ = true;  // later steps see fragments of one token; joining itself changes no byte
     return absl::OkStatus();
   }
-  return InvalidArgument("{}: the decoder \"{}\" is not supported", field.where, type);
+  return InvalidArgument("{}: the decoder \"{}\" is not supported", field.path, type);
 }
 
 }  // namespace spl::tokenizer

@@ -4,31 +4,31 @@
 #include <iterator>
 #include <utility>
 
+#include "services/base/json_parser.h"
 #include "services/base/status.h"
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
 
 // A member of the object; a null field: it is absent.
 JsonField Optional(const JsonField& root, std::string_view key) {
-  static const Json null_value;
+  static const nlohmann::json null_value;
   const std::optional<JsonField> member = root.Find(key);
-  return member ? *member : JsonField{&null_value, root.where + std::string(key)};
+  return member ? *member : JsonField{&null_value, root.path + std::string(key)};
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Parse(std::string_view json, const std::string& name) {
-  SPLICE_ASSIGN_OR_RETURN(const Json document, ParseJson(json, name));
-  if (!document.is_object()) return InvalidArgument("{} must be an object, it is {}", name, document.type_name());
+  SPLICE_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJsonObject(json, name));
   const JsonField root{&document, name + ": "};
   auto tokenizer = std::make_unique<HfTokenizer>();
   if (const JsonField normalizer = Optional(root, "normalizer"); !normalizer.is_null()) {
     SPLICE_ASSIGN_OR_RETURN(tokenizer->normalizer_, ParseNormalizer(normalizer));
   }
   SPLICE_ASSIGN_OR_RETURN(tokenizer->pre_tokenizer_, PreTokenizer::Parse(Optional(root, "pre_tokenizer")));
-  SPLICE_ASSIGN_OR_RETURN(const JsonField model, RequireMember(root, "model"));
+  SPLICE_ASSIGN_OR_RETURN(const JsonField model, root.Require("model"));
   SPLICE_ASSIGN_OR_RETURN(tokenizer->bpe_, Bpe::Parse(model, tokenizer->pre_tokenizer_.byte_level()));
   tokenizer->pieces_.resize(tokenizer->bpe_->max_id() + 1);
   for (TokenId id = 0; id <= tokenizer->bpe_->max_id(); ++id) tokenizer->pieces_[id] = tokenizer->bpe_->PieceOf(id);
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Parse(std::string_view
   const JsonField post_processor = Optional(root, "post_processor");
   SPLICE_ASSIGN_OR_RETURN(tokenizer->post_processor_, PostProcessor::Parse(post_processor));
   for (const TokenId id : tokenizer->post_processor_.AddedIds()) {
-    SPLICE_RETURN_IF_ERROR(tokenizer->CheckKnown(id, post_processor.where));
+    SPLICE_RETURN_IF_ERROR(tokenizer->CheckKnown(id, post_processor.path));
   }
   SPLICE_ASSIGN_OR_RETURN(tokenizer->decoder_, Decoder::Parse(Optional(root, "decoder")));
   return tokenizer;
@@ -46,13 +46,13 @@ absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Parse(std::string_view
 absl::Status HfTokenizer::ParseAddedTokens(const JsonField& root) {
   const JsonField list = Optional(root, "added_tokens");
   if (list.is_null()) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(RequireArray(list));
+  SPLICE_RETURN_IF_ERROR(list.CheckList());
   for (size_t i = 0; i < list.value->size(); ++i) {
     SPLICE_ASSIGN_OR_RETURN(const AddedToken token, ParseAddedToken(list.At(i), std::nullopt));
     if (added_ids_.contains(token.content)) {
-      return InvalidArgument("{} adds \"{}\" a second time", list.At(i).where, token.content);
+      return InvalidArgument("{} adds \"{}\" a second time", list.At(i).path, token.content);
     }
-    SPLICE_RETURN_IF_ERROR(AddToken(token, list.At(i).where));
+    SPLICE_RETURN_IF_ERROR(AddToken(token, list.At(i).path));
   }
   return absl::OkStatus();
 }
@@ -123,7 +123,7 @@ std::string_view HfTokenizer::Piece(TokenId id) const {
 }
 
 absl::StatusOr<std::vector<TokenId>> HfTokenizer::Encode(std::string_view text, const EncodeOptions& options) const {
-  if (const size_t offset = FindInvalidUtf8(text); offset != std::string_view::npos) {
+  if (const size_t offset = text::FindInvalidUtf8(text); offset != std::string_view::npos) {
     return InvalidArgument("the text is not UTF-8 at byte {}", offset);
   }
   std::vector<TokenId> ids;

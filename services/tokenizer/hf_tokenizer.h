@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "services/base/json_field.h"
 #include "services/tokenizer/added_tokens.h"
 #include "services/tokenizer/bpe.h"
 #include "services/tokenizer/decoder.h"
-#include "services/tokenizer/json_fields.h"
 #include "services/tokenizer/normalizer.h"
 #include "services/tokenizer/post_processor.h"
 #include "services/tokenizer/pre_tokenizer.h"

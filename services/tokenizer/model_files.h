@@ -5,15 +5,12 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "services/tokenizer/json_fields.h"
+#include "services/base/json_field.h"
 
 namespace spl::tokenizer {
 
-// NotFound: there is no such file.
-absl::StatusOr<std::string> ReadFile(const std::string& path);
-
 // Reads DIR/NAME as a JSON object. An empty object: the folder has no such file.
-absl::StatusOr<Json> ReadOptionalJson(const std::string& model_dir, const std::string& name);
+absl::StatusOr<nlohmann::json> ReadOptionalJson(const std::string& model_dir, const std::string& name);
 
 // Content of a token that is given as a string or as {"content": …} (tokenizer_config.json and special_tokens_map.json
 // have both forms). nullopt: absent or null.

@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -20,7 +20,7 @@ std::vector<utf8proc_int32_t> Decompose(std::string_view text) {
   std::array<utf8proc_int32_t, 8> parts;  // canonical decompositions have four at most
   int last_boundclass = 0;
   for (size_t pos = 0; pos < text.size();) {
-    const CodePoint c = DecodeUtf8(text, pos);
+    const text::CodePoint c = text::DecodeUtf8(text, pos);
     const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.value), parts.data(), parts.size(),
                                                kOptions, &last_boundclass);
     out.insert(out.end(), parts.begin(), parts.begin() + count);
@@ -50,10 +50,10 @@ std::string ToNfc(std::string_view text) {
   Reorder(&chars);
   const auto count = utf8proc_normalize_utf32(chars.data(), static_cast<utf8proc_ssize_t>(chars.size()),
                                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  chars.resize(static_cast<size_t>(count));
+  chars.resize(count);
   std::string out;
   out.reserve(text.size());
-  for (const utf8proc_int32_t c : chars) AppendUtf8(static_cast<char32_t>(c), &out);
+  for (const utf8proc_int32_t c : chars) text::AppendUtf8(static_cast<char32_t>(c), &out);
   return out;
 }
 

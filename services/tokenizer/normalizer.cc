@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/nfc.h"
 #include "services/tokenizer/pattern.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer {
 namespace {
@@ -54,8 +54,8 @@ class StripNormalizer final : public Normalizer {
     size_t begin = text->size();  // start of the text without leading whitespace
     size_t end = 0;
     for (size_t pos = 0; pos < text->size();) {
-      const CodePoint c = DecodeUtf8(*text, pos);
-      if (!IsWhitespace(c.value)) {
+      const text::CodePoint c = text::DecodeUtf8(*text, pos);
+      if (!text::IsWhitespace(c.value)) {
         begin = std::min(begin, pos);
         end = pos + c.num_bytes;
       }
@@ -86,9 +86,9 @@ class SequenceNormalizer final : public Normalizer {
 NormalizerOr Parse(const JsonField& field, int depth);
 
 NormalizerOr ParseSequence(const JsonField& field, int depth) {
-  if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.where, kNestingMax);
-  SPLICE_ASSIGN_OR_RETURN(const JsonField list, RequireMember(field, "normalizers"));
-  SPLICE_RETURN_IF_ERROR(RequireArray(list));
+  if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.path, kNestingMax);
+  SPLICE_ASSIGN_OR_RETURN(const JsonField list, field.Require("normalizers"));
+  SPLICE_RETURN_IF_ERROR(list.CheckList());
   std::vector<std::unique_ptr<Normalizer>> parts;
   for (size_t i = 0; i < list.value->size(); ++i) {
     SPLICE_ASSIGN_OR_RETURN(std::unique_ptr<Normalizer> part, Parse(list.At(i), depth + 1));
@@ -98,29 +98,29 @@ NormalizerOr ParseSequence(const JsonField& field, int depth) {
 }
 
 NormalizerOr ParseReplace(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, RequireMember(field, "pattern"));
+  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, field.Require("pattern"));
   SPLICE_ASSIGN_OR_RETURN(Pattern pattern, Pattern::Parse(pattern_field));
-  SPLICE_ASSIGN_OR_RETURN(std::string content, RequireString(field, "content"));
+  SPLICE_ASSIGN_OR_RETURN(std::string content, field.RequireString("content"));
   return std::make_unique<ReplaceNormalizer>(std::move(pattern), std::move(content));
 }
 
 NormalizerOr ParseStrip(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const bool left, BoolOr(field, "strip_left", true));
-  SPLICE_ASSIGN_OR_RETURN(const bool right, BoolOr(field, "strip_right", true));
+  SPLICE_ASSIGN_OR_RETURN(const bool left, field.BoolOr("strip_left", true));
+  SPLICE_ASSIGN_OR_RETURN(const bool right, field.BoolOr("strip_right", true));
   return std::make_unique<StripNormalizer>(left, right);
 }
 
 NormalizerOr Parse(const JsonField& field, int depth) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string type, TypeOf(field));
+  SPLICE_ASSIGN_OR_RETURN(const std::string type, field.RequireString("type"));
   if (type == "Sequence") return ParseSequence(field, depth);
   if (type == "NFC") return std::make_unique<NfcNormalizer>();
   if (type == "Replace") return ParseReplace(field);
   if (type == "Strip") return ParseStrip(field);
   if (type == "Prepend") {
-    SPLICE_ASSIGN_OR_RETURN(std::string prefix, RequireString(field, "prepend"));
+    SPLICE_ASSIGN_OR_RETURN(std::string prefix, field.RequireString("prepend"));
     return std::make_unique<PrependNormalizer>(std::move(prefix));
   }
-  return InvalidArgument("{}: the normalizer \"{}\" is not supported", field.where, type);
+  return InvalidArgument("{}: the normalizer \"{}\" is not supported", field.path, type);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "services/tokenizer/json_fields.h"
+#include "services/base/json_field.h"
 
 namespace spl::tokenizer {
 

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "services/tokenizer/json_fields.h"
-#include "services/tokenizer/regex.h"
+#include "services/base/json_field.h"
+#include "services/text/regex.h"
 
 namespace spl::tokenizer {
 
@@ -25,14 +25,14 @@ class Pattern {
   static absl::StatusOr<Pattern> FromRegex(std::string_view pattern);
   static Pattern FromLiteral(std::string literal);  // REQUIRES: not empty
 
-  absl::Status FindAll(std::string_view text, std::vector<Span>* matches) const;
+  absl::Status FindAll(std::string_view text, std::vector<text::Span>* matches) const;
 
   // Replaces every match by `content`, which is taken literally.
   absl::Status ReplaceAll(std::string_view content, std::string* text) const;
 
  private:
   std::string literal_;
-  std::optional<Regex> regex_;
+  std::optional<text::Regex> regex_;
 };
 
 absl::StatusOr<SplitBehavior> ParseSplitBehavior(const JsonField& component);
@@ -43,7 +43,7 @@ struct Splitter {
   SplitBehavior behavior = SplitBehavior::kIsolated;
   bool invert = false;
 
-  absl::Status Split(std::string_view text, std::vector<Span>* parts) const;
+  absl::Status Split(std::string_view text, std::vector<text::Span>* parts) const;
 };
 
 }  // namespace spl::tokenizer

@@ -19,10 +19,10 @@ class SplitStep final : public PreTokenizerStep {
  public:
   explicit SplitStep(Splitter splitter) : splitter_(std::move(splitter)) {}
   absl::Status Cut(const Piece& piece, Pieces* out) const override {
-    std::vector<Span> parts;
+    std::vector<text::Span> parts;
     SPLICE_RETURN_IF_ERROR(splitter_.Split(piece.text, &parts));
     out->list.reserve(out->list.size() + parts.size());
-    for (const Span& part : parts) {
+    for (const text::Span& part : parts) {
       out->list.push_back({piece.text.substr(part.begin, part.end - part.begin), piece.at_start && part.begin == 0});
     }
     return absl::OkStatus();
@@ -81,15 +81,15 @@ StepOr RegexStep(std::string_view pattern, SplitBehavior behavior, bool invert =
 }
 
 StepOr ParseSplit(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, RequireMember(field, "pattern"));
+  SPLICE_ASSIGN_OR_RETURN(const JsonField pattern_field, field.Require("pattern"));
   SPLICE_ASSIGN_OR_RETURN(Pattern pattern, Pattern::Parse(pattern_field));
   SPLICE_ASSIGN_OR_RETURN(const SplitBehavior behavior, ParseSplitBehavior(field));
-  SPLICE_ASSIGN_OR_RETURN(const bool invert, BoolOr(field, "invert", false));
+  SPLICE_ASSIGN_OR_RETURN(const bool invert, field.BoolOr("invert", false));
   return std::make_unique<SplitStep>(Splitter{std::move(pattern), behavior, invert});
 }
 
 StepOr ParseDigits(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const bool individual, BoolOr(field, "individual_digits", false));
+  SPLICE_ASSIGN_OR_RETURN(const bool individual, field.BoolOr("individual_digits", false));
   return RegexStep("\\p{N}", individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous);
 }
 
@@ -110,8 +110,8 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Parse(const JsonField& field) {
 }
 
 absl::Status PreTokenizer::ParseByteLevel(const JsonField& field) {
-  SPLICE_ASSIGN_OR_RETURN(const bool add_prefix_space, BoolOr(field, "add_prefix_space", true));
-  SPLICE_ASSIGN_OR_RETURN(const bool use_regex, BoolOr(field, "use_regex", true));
+  SPLICE_ASSIGN_OR_RETURN(const bool add_prefix_space, field.BoolOr("add_prefix_space", true));
+  SPLICE_ASSIGN_OR_RETURN(const bool use_regex, field.BoolOr("use_regex", true));
   if (add_prefix_space) steps_.push_back(std::make_unique<PrefixSpaceStep>());
   if (use_regex) {
     SPLICE_ASSIGN_OR_RETURN(std::unique_ptr<PreTokenizerStep> step, RegexStep(kGpt2Pattern, SplitBehavior::kIsolated));
@@ -122,11 +122,11 @@ absl::Status PreTokenizer::ParseByteLevel(const JsonField& field) {
 }
 
 absl::Status PreTokenizer::ParseInto(const JsonField& field, int depth) {
-  SPLICE_ASSIGN_OR_RETURN(const std::string type, TypeOf(field));
+  SPLICE_ASSIGN_OR_RETURN(const std::string type, field.RequireString("type"));
   if (type == "Sequence") {
-    if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.where, kNestingMax);
-    SPLICE_ASSIGN_OR_RETURN(const JsonField list, RequireMember(field, "pretokenizers"));
-    SPLICE_RETURN_IF_ERROR(RequireArray(list));
+    if (depth >= kNestingMax) return InvalidArgument("{} is nested more than {} deep", field.path, kNestingMax);
+    SPLICE_ASSIGN_OR_RETURN(const JsonField list, field.Require("pretokenizers"));
+    SPLICE_RETURN_IF_ERROR(list.CheckList());
     for (size_t i = 0; i < list.value->size(); ++i) SPLICE_RETURN_IF_ERROR(ParseInto(list.At(i), depth + 1));
     return absl::OkStatus();
   }
@@ -136,12 +136,12 @@ absl::Status PreTokenizer::ParseInto(const JsonField& field, int depth) {
   }
   if (type == "ByteLevel") return ParseByteLevel(field);
   if (type == "Metaspace") {
-    SPLICE_ASSIGN_OR_RETURN(std::string replacement, StringOr(field, "replacement", "\xE2\x96\x81"));
-    SPLICE_ASSIGN_OR_RETURN(const std::string scheme, StringOr(field, "prepend_scheme", "always"));
-    SPLICE_ASSIGN_OR_RETURN(const bool split, BoolOr(field, "split", true));
-    if (replacement.empty()) return InvalidArgument("{}.replacement is empty", field.where);
+    SPLICE_ASSIGN_OR_RETURN(std::string replacement, field.StringOr("replacement", "\xE2\x96\x81"));
+    SPLICE_ASSIGN_OR_RETURN(const std::string scheme, field.StringOr("prepend_scheme", "always"));
+    SPLICE_ASSIGN_OR_RETURN(const bool split, field.BoolOr("split", true));
+    if (replacement.empty()) return InvalidArgument("{}.replacement is empty", field.path);
     if (scheme != "always" && scheme != "first" && scheme != "never") {
-      return InvalidArgument("{}: the prepend_scheme \"{}\" is not supported", field.where, scheme);
+      return InvalidArgument("{}: the prepend_scheme \"{}\" is not supported", field.path, scheme);
     }
     using Prepend = MetaspaceStep::Prepend;
     const Prepend prepend = scheme == "always"  ? Prepend::kAlways
@@ -154,7 +154,7 @@ absl::Status PreTokenizer::ParseInto(const JsonField& field, int depth) {
     }
     return absl::OkStatus();
   }
-  StepOr step = InvalidArgument("{}: the pre-tokenizer \"{}\" is not supported", field.where, type);
+  StepOr step = InvalidArgument("{}: the pre-tokenizer \"{}\" is not supported", field.path, type);
   if (type == "Split") step = ParseSplit(field);
   if (type == "Digits") step = ParseDigits(field);
   if (type == "Punctuation") step = ParsePunctuation(field);

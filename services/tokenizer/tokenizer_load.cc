@@ -2,6 +2,7 @@
 #include <charconv>
 #include <utility>
 
+#include "services/base/read_file.h"
 #include "services/base/status.h"
 #include "services/tokenizer/hf_tokenizer.h"
 #include "services/tokenizer/model_files.h"
@@ -10,7 +11,7 @@ namespace spl::tokenizer {
 namespace {
 
 struct SideFile {
-  Json document;
+  nlohmann::json document;
   JsonField root;
 };
 
@@ -24,16 +25,16 @@ absl::Status ReadSideFile(const std::string& model_dir, const std::string& name,
 absl::Status AddConfigTokens(const JsonField& config, HfTokenizer* tokenizer) {
   const std::optional<JsonField> entries = config.Find("added_tokens_decoder");
   if (!entries) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(RequireObject(*entries));
+  SPLICE_RETURN_IF_ERROR(entries->CheckObject());
   for (const auto& [key, value] : entries->value->items()) {
-    const JsonField field{&value, entries->where + "[\"" + key + "\"]"};
+    const JsonField field{&value, entries->path + "[\"" + key + "\"]"};
     int64_t id = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (error != std::errc() || end != key.data() + key.size()) {
-      return InvalidArgument("{}: the key is not a token id", field.where);
+      return InvalidArgument("{}: the key is not a token id", field.path);
     }
     SPLICE_ASSIGN_OR_RETURN(const AddedToken token, ParseAddedToken(field, id));
-    SPLICE_RETURN_IF_ERROR(tokenizer->AddToken(token, field.where));
+    SPLICE_RETURN_IF_ERROR(tokenizer->AddToken(token, field.path));
   }
   return absl::OkStatus();
 }
@@ -43,10 +44,10 @@ absl::StatusOr<std::vector<TokenId>> IdsOf(const JsonField& root, std::string_vi
   std::vector<TokenId> ids;
   const std::optional<JsonField> member = root.Find(key);
   if (!member) return ids;
-  const Json list = member->value->is_array() ? *member->value : Json::array({*member->value});
-  for (const Json& id : list) {
+  const nlohmann::json list = member->value->is_array() ? *member->value : nlohmann::json::array({*member->value});
+  for (const nlohmann::json& id : list) {
     if (!id.is_number_integer() || id < 0 || id > kTokenIdMax) {
-      return InvalidArgument("{} must be one or more token ids, it is {}", member->where, member->value->dump());
+      return member->Wrong("one or more token ids");
     }
     ids.push_back(id.get<TokenId>());
   }
@@ -59,7 +60,7 @@ absl::StatusOr<std::optional<TokenId>> NamedToken(const HfTokenizer& tokenizer, 
   SPLICE_ASSIGN_OR_RETURN(const std::optional<std::string> content, TokenContent(root, key));
   if (!content) return std::optional<TokenId>();
   const std::optional<TokenId> id = tokenizer.IdOf(*content);
-  if (!id) return InvalidArgument("{}{} is \"{}\", which the vocabulary does not have", root.where, key, *content);
+  if (!id) return InvalidArgument("{}{} is \"{}\", which the vocabulary does not have", root.path, key, *content);
   return id;
 }
 
@@ -73,24 +74,24 @@ struct SideFiles {
 absl::Status SetBos(const SideFiles& files, HfTokenizer* tokenizer) {
   for (const SideFile* file : {&files.tokenizer_config, &files.special_tokens_map}) {
     SPLICE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, NamedToken(*tokenizer, file->root, "bos_token"));
-    if (id) return tokenizer->SetBos(*id, file->root.where);
+    if (id) return tokenizer->SetBos(*id, file->root.path);
   }
   // Ids are used only if the folder has neither file: a null bos_token (Qwen) means that there is none, although
   // config.json still has a number.
   if (!files.tokenizer_config.document.empty() || !files.special_tokens_map.document.empty()) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, IdsOf(files.config.root, "bos_token_id"));
-  return ids.empty() ? absl::OkStatus() : tokenizer->SetBos(ids[0], files.config.root.where);
+  return ids.empty() ? absl::OkStatus() : tokenizer->SetBos(ids[0], files.config.root.path);
 }
 
 absl::Status SetEos(const SideFiles& files, HfTokenizer* tokenizer) {
   for (const SideFile* file : {&files.generation_config, &files.config}) {
     SPLICE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, IdsOf(file->root, "eos_token_id"));
-    for (const TokenId id : ids) SPLICE_RETURN_IF_ERROR(tokenizer->AddEos(id, file->root.where + "eos_token_id"));
+    for (const TokenId id : ids) SPLICE_RETURN_IF_ERROR(tokenizer->AddEos(id, file->root.path + "eos_token_id"));
     if (!ids.empty()) return absl::OkStatus();
   }
   for (const SideFile* file : {&files.tokenizer_config, &files.special_tokens_map}) {
     SPLICE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, NamedToken(*tokenizer, file->root, "eos_token"));
-    if (id) return tokenizer->AddEos(*id, file->root.where);
+    if (id) return tokenizer->AddEos(*id, file->root.path);
   }
   return absl::OkStatus();
 }

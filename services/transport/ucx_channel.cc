@@ -160,7 +160,7 @@ absl::Status UcxChannel::Get(std::vector<GetOp> get_ops, std::function<void(absl
   return Start({std::move(ops), true, kNoLease, nullptr}, std::move(done));
 }
 
-absl::Status UcxChannel::Start(Request request, std::function<void(absl::Status)> done) {
+absl::Status UcxChannel::Start(Request request, const std::function<void(absl::Status)>& done) {
   SPLICE_RETURN_IF_ERROR(Admit());
   const auto self = shared_from_this();
   std::vector<RmaOp> ops = CoalesceRmaOps(std::move(request.ops));
@@ -173,7 +173,7 @@ absl::Status UcxChannel::Start(Request request, std::function<void(absl::Status)
                 .lease_end = request.lease_end,
                 .late = [self] { return self->MissLease(); },
                 .interrupted = [self] { return self->Interruption(); }};
-    job.done = [self, done](absl::Status status) mutable {
+    job.done = [self, done](const absl::Status& status) {
       self->worker_.PostAlways([self, done, status] { self->Finish(done, status); });
     };
     accepted = copies_.Push(std::move(job));
@@ -203,8 +203,8 @@ absl::Status UcxChannel::Flush(std::function<void(absl::Status)> done) {
   return Errorf(absl::StatusCode::kResourceExhausted, "the transport's queue is full");
 }
 
-void UcxChannel::Finish(std::function<void(absl::Status)> done, absl::Status status) {
-  if (done) done(std::move(status));
+void UcxChannel::Finish(const std::function<void(absl::Status)>& done, const absl::Status& status) {
+  if (done) done(status);
   bool last_of_closing;
   {
     std::lock_guard lock(mutex_);

@@ -74,21 +74,21 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
     LeaseEnd lease_end = kNoLease;
     Copier copier;
   };
-  absl::Status Start(Request request, std::function<void(absl::Status)> done);
-  void Finish(std::function<void(absl::Status)> done, absl::Status status);  // [progress]
-  void Enqueue(std::unique_ptr<Job> job);                                    // [progress]
-  void Pump();                                                               // [progress]
-  bool PostNext(Job& job);                                                   // [progress]
-  void OpDone(Job& job, ucs_status_t status);                                // [progress]
-  void Retire(Job& job);                                                     // [progress]
-  void DropQueued(const absl::Status& status);                               // [progress]
-  void Lose(const absl::Status& status);                                     // [progress]
-  void Connected(ucs_status_t status);                                       // [progress]
-  absl::Status MapOrChooseCarrier();                                         // [progress]
-  void AdvanceClose();                                                       // [progress]
-  void CloseEndpoint();                                                      // [progress]
-  void FinishClose();                                                        // [progress]
-  void MarkLost(const absl::Status& status);                                 // [progress]
+  absl::Status Start(Request request, const std::function<void(absl::Status)>& done);
+  void Finish(const std::function<void(absl::Status)>& done, const absl::Status& status);  // [progress]
+  void Enqueue(std::unique_ptr<Job> job);                                                  // [progress]
+  void Pump();                                                                             // [progress]
+  bool PostNext(Job& job);                                                                 // [progress]
+  void OpDone(Job& job, ucs_status_t status);                                              // [progress]
+  void Retire(Job& job);                                                                   // [progress]
+  void DropQueued(const absl::Status& status);                                             // [progress]
+  void Lose(const absl::Status& status);                                                   // [progress]
+  void Connected(ucs_status_t status);                                                     // [progress]
+  absl::Status MapOrChooseCarrier();                                                       // [progress]
+  void AdvanceClose();                                                                     // [progress]
+  void CloseEndpoint();                                                                    // [progress]
+  void FinishClose();                                                                      // [progress]
+  void MarkLost(const absl::Status& status);                                               // [progress]
   absl::Status Interruption() const;
   absl::Status MissLease();  // any thread
   // Ends queued jobs, and (by closing the endpoint) those in flight. Any thread may call. Runs as a task, because UCX

@@ -179,6 +179,8 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_layout_digest(ToBytes(model.layout_digest()));
   identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
+  identity.set_weights(model.weights_name());
+  identity.set_kv_dtype(std::string(kernels::DTypeName(model.kv_dtype())));
   identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
   if (const auto& map = model.head_classes(); map != nullptr) {
     identity.set_head_class_digest(ToBytes(map->digest()));

@@ -28,13 +28,14 @@ void FidelityMetrics::Observe(const std::string& method, const engine::LogitAgre
                  CosineBuckets(), labels)
       .Observe(agreement.cosine);
   metrics_
-      .Histogram("splice_fidelity_top10_share", "Of the ten most likely tokens, the share that is the same.",
-                 TenthBuckets(), labels)
+      .Histogram("splice_fidelity_top10_share", "Share of the ten most likely tokens that is the same.", TenthBuckets(),
+                 labels)
       .Observe(agreement.top10);
   metrics_
       .Counter("splice_fidelity_samples_total", "Positions that were also computed exactly, to be compared.", labels)
       .Increment();
-  metrics_.Counter("splice_fidelity_top1_equal_total", "Of these, those whose most likely token is the same.", labels)
+  metrics_
+      .Counter("splice_fidelity_top1_equal_total", "Compared positions whose most likely token is the same.", labels)
       .Increment(agreement.top1 ? 1 : 0);
 }
 

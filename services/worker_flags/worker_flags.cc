@@ -22,10 +22,17 @@ void AddModelSourceFlags(CLI::App& app, ModelSource& source, const char* model_h
 }
 
 void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
-  app.add_option(
-         "--head-classes", source.head_classes,
-         "which KV heads get by with a window: a head_classes.json (splice profile makes one), auto: the one in "
-         "the model folder, or none; with --random-weights also safe, mid or paper")
+  app.add_option("--head-classes", source.head_classes,
+                 "head classes: a head_classes.json (made by splice profile), auto (the one in the model folder) or "
+                 "none; with --random-weights also safe, mid or paper")
+      ->capture_default_str();
+}
+
+void AddQuantizeFlag(CLI::App& app, ModelSource& source) {
+  app.add_option("--quantize", source.quantize,
+                 "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel; "
+                 "activations stay as they are), or none. Folders in FP8 need no flag")
+      ->check(CLI::IsMember({"none", "fp8"}))
       ->capture_default_str();
 }
 
@@ -34,33 +41,42 @@ void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_he
   AddModelSourceFlags(*group, source, model_help);
   group->require_option(1);
   AddHeadClassesFlag(app, source);
+  AddQuantizeFlag(app, source);
 }
 
 namespace {
 
+// Says what is in FP8, and that activations are not.
+void LogQuantization(const engine::Model& model) {
+  if (model.weight_dtype() != kernels::DType::kE4M3) return;
+  const engine::WeightQuantization& folder = model.config().quantization;
+  log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
+            log::F("format", folder.quantized() ? folder.method : "--quantize"),
+            log::F("activation_scales", folder.static_activations ? "not used" : "none"));
+}
+
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
-  app.add_option("--max-sequences", flags.max_sequences, "continuations in one decode step at most")
+  app.add_option("--max-sequences", flags.max_sequences, "most sequences in a decode batch")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", flags.no_async_scheduling, kNoAsyncSchedulingHelp);
   app.add_option("--local-prefill-tokens", flags.local_prefill_tokens,
-                 "prompts of which at most so many tokens are new are prefilled by this worker itself where that is "
-                 "faster; 0: none")
+                 "most new tokens of a prompt that this worker prefills itself, if that is faster; 0: none")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  AddByteSizeOption(app, "--parked-bytes", flags.parked_bytes,
-                    "host memory for the KV of sequences that give way when the pool is full and go on later; beyond "
-                    "it the router starts them again elsewhere");
+  AddByteSizeOption(
+      app, "--parked-bytes", flags.parked_bytes,
+      "host memory for the KV of preempted sequences; if it is full, the router restarts them on another worker");
   AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
-                    "memory of the page pool for that, beside --kv-bytes: prompts while they are computed, and their "
-                    "prefixes for later ones");
-  app.add_option("--itl-target-ms", flags.itl_target_ms,
-                 "with --local-prefill-tokens: while prompts are computed here, running sequences get their next token "
-                 "after this time at the latest, where a slice and a decode step fit into it. Default: 50 on a CPU; on "
-                 "a GPU no turns, both run at the same time")
+                    "size of the page pool for --local-prefill-tokens, in addition to --kv-bytes: running prompts and "
+                    "cached prefixes");
+  app.add_option(
+         "--itl-target-ms", flags.itl_target_ms,
+         "with --local-prefill-tokens: longest time between two tokens while prompts are computed here, if a slice and "
+         "a decode step fit into it. Default: 50 on a CPU; on a GPU prompts and decode steps run at the same time")
       ->check(CLI::Range(0, 60000));
   app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
-                 "tokens that are computed between two steps of decoding (a multiple of 64)")
+                 "prompt tokens between two decode steps, a multiple of 64")
       ->check(CLI::Range(64, 65536))
       ->capture_default_str();
   app.add_option("--store", flags.store,
@@ -69,28 +85,28 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
 }
 
 void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
-  app.add_option("--slice-tokens", flags.slice_tokens, "tokens of one prefill slice (a multiple of 64)")
+  app.add_option("--slice-tokens", flags.slice_tokens,
+                 "tokens of one prefill slice (chunked prefill), a multiple of 64")
       ->check(CLI::Range(64, 65536))
       ->capture_default_str();
   app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
-                 "refuse decode workers that KV reaches more slowly than this; 0: any")
+                 "lowest KV rate to a decode worker, slower ones are refused; 0: no limit")
       ->check(CLI::NonNegativeNumber);
   AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
-                    "of the page pool, what may be kept for decode workers that leave it out and may fetch it later "
-                    "(requests with decode_restore); 0: nothing");
+                    "most bytes of the page pool for KV that decode workers left out and may fetch later (requests "
+                    "with decode_restore); 0: none");
   app.add_option("--session-share", flags.session_share,
-                 "of the KV pool: what conversations may keep between their turns")
+                 "share of the KV pool that conversations may keep between turns")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--session-lease", flags.session_lease_s, "seconds that they keep it after a turn")
+  app.add_option("--session-lease", flags.session_lease_s, "seconds for which a conversation keeps its KV after a turn")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--store", flags.store,
                  "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   app.add_flag("!--no-quantized-copies", flags.quantized_copies,
-               "store no copies in four bits a value beside the KV of documents that are published or that samkv "
-               "prompts bring (19 to 24 % more bytes); from such copies samkv prompts get to their first token "
-               "sooner");
+               "store no four-bit copies of the KV of published documents and of samkv's segments. These copies take "
+               "19 to 24 % more bytes and shorten TTFT of samkv");
 }
 
 }  // namespace
@@ -99,48 +115,43 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   RequireModelSource(app, flags.model);
   app.add_option("--listen", flags.listen, "HOST:PORT of the gRPC server; port 0 picks a free one")
       ->capture_default_str();
-  app.add_option(
-      "--advertise", flags.advertise,
-      "host that routers and other workers reach this one by, for gRPC and KV; needed when it listens on all "
-      "addresses (0.0.0.0)");
+  app.add_option("--advertise", flags.advertise,
+                 "host name or address under which routers and workers reach this worker, for gRPC and KV; required if "
+                 "it listens on all addresses (0.0.0.0)");
   flags.membership.Register(app);
   flags.tls_files.Register(app);
   flags.trace.Register(app);
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of /metrics, /healthz and /readyz; empty: none")
       ->capture_default_str();
   app.add_flag("--vllm-metric-names", flags.vllm_metric_names,
-               "in /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+               "add vLLM's metrics to /metrics under vLLM's names, with the label model_name");
   app.add_option("--served-model-name", flags.served_model_name,
-                 "that label, as the router's flag says it; default: the folder's name");
+                 "value of the label model_name, as for the router; default: the folder's name");
   app.add_option("--worker-id", flags.worker_id, "name in logs, metrics and receipts; default: random");
   app.add_option("--backend", flags.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
-  app.add_option("--tp", flags.tp, "tensor parallelism: the model is split over this many GPUs, from the first on")
+  app.add_option("--tp", flags.tp, "tensor parallelism: GPUs over which the model is split, from the first on")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
-  AddByteSizeOrAutoOption(
-      app, "--kv-bytes", flags.kv_bytes,
-      "memory of the KV page pool, of all GPUs of --tp together, e.g. 4GiB; auto: what a GPU has left "
-      "behind the weights, less a margin, or on the CPU a quarter of the available memory, and no more "
-      "than the model's sequences need. Two workers on one GPU need sizes");
+  AddByteSizeOrAutoOption(app, "--kv-bytes", flags.kv_bytes,
+                          "size of the KV page pool, over all GPUs of --tp, e.g. 4GiB; auto: the free memory of the "
+                          "GPU after the weights minus a margin, on the CPU a quarter of the available memory; never "
+                          "more than the model's sequences need. Two workers on one GPU each need a size");
   app.add_option("--threads", flags.num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   app.add_option("--kv-transport", flags.kv_transport,
                  "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddByteSizeOption(
-      app, "--host-kv-bytes", flags.host_kv_bytes,
-      "with a GPU: page-locked host memory through which KV reaches workers that are not written directly");
+  AddByteSizeOption(app, "--host-kv-bytes", flags.host_kv_bytes,
+                    "GPU only: page-locked host memory for KV that is not written to the other worker directly");
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")
       ->capture_default_str();
-  app.add_option(
-         "--fidelity-share", flags.fidelity_share,
-         role == WorkerRole::kDecode
-             ? "of the sequences that choose tokens: a step now and then also runs over everything, and the logits "
-               "are compared (splice_fidelity_*)"
-             : "of the prompts that are not exact: also computed exactly, behind all others, and the logits "
-               "compared (splice_fidelity_*)")
+  app.add_option("--fidelity-share", flags.fidelity_share,
+                 role == WorkerRole::kDecode ? "share of the sequences with sparse decoding for which some steps also "
+                                               "run with dense attention, to compare logits (splice_fidelity_*)"
+                                             : "share of the prompts with an approximate method that are also computed "
+                                               "exactly, at the lowest priority, to compare logits (splice_fidelity_*)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   role == WorkerRole::kDecode ? AddDecodeFlags(app, flags) : AddPrefillFlags(app, flags);
@@ -260,8 +271,12 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  if (source.random_weights.empty()) return engine::Model::Load(dir, devices, options);
-  return engine::Model::LoadRandom(random, devices, options);
+  options.quantize_fp8 = source.quantize == "fp8";
+  SPLICE_ASSIGN_OR_RETURN(auto model, source.random_weights.empty()
+                                          ? engine::Model::Load(dir, devices, options)
+                                          : engine::Model::LoadRandom(random, devices, options));
+  LogQuantization(*model);
+  return model;
 }
 
 }  // namespace spl

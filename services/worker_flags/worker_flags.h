@@ -28,10 +28,11 @@ struct ModelSource {
   std::string dir;                    // Hugging Face folder, or ORG/NAME of a model on this machine
   std::string random_weights;         // "SHAPE[:SEED]", see services/engine/model/random_weights.h
   std::string head_classes = "auto";  // ModelOptions::head_classes
+  std::string quantize = "none";      // "none" or "fp8", ModelOptions::quantize_fp8
 };
 
 inline constexpr char kNoAsyncSchedulingHelp[] =
-    "on a GPU, wait for the tokens of a decode step before the next one is started: slower, for comparison";
+    "GPU only: start a decode step after the tokens of the step before it are known; slower, for comparison";
 
 struct WorkerFlags {
   ModelSource model;
@@ -86,7 +87,8 @@ inline constexpr char kLocalModelHelp[] =
 // takes.
 void AddModelSourceFlags(CLI::App& app, ModelSource& source, const char* model_help = kLocalModelHelp);
 void AddHeadClassesFlag(CLI::App& app, ModelSource& source);
-// Adds --model and --random-weights as a group, of which exactly one must be given, and --head-classes.
+void AddQuantizeFlag(CLI::App& app, ModelSource& source);
+// Adds --model and --random-weights as a group, of which exactly one must be given, --head-classes and --quantize.
 void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_help = kLocalModelHelp);
 
 // auto: the value of SPLICE_BACKEND, otherwise the first usable GPU, otherwise the CPU (the log says why). cpu, cuda,

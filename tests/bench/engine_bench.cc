@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::s
 struct Flags {
   std::string shape = "llama-3.1-8b";
   std::string backend = "cuda";
+  std::string quantize = "none";
   int32_t tp = 1;
   std::vector<int32_t> prefill = {2048, 8192, 32768};
   std::vector<int32_t> decode = {1, 8, 32};
@@ -106,11 +107,13 @@ absl::Status RunBench(const Flags& flags) {
   const kernels::Backend* const backend = devices[0].get();
   SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
   const auto load_start = Clock::now();
-  SPLICE_ASSIGN_OR_RETURN(const auto model, engine::Model::LoadRandom(random, devices));
+  SPLICE_ASSIGN_OR_RETURN(const auto model,
+                          engine::Model::LoadRandom(random, devices, {.quantize_fp8 = flags.quantize == "fp8"}));
   const engine::ModelConfig& c = model->config();
   const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
-  fmt::print("{}, {} ranks\nmodel {}: {} layers, made in {:.1f} s\n", backend->description(), flags.tp, c.name,
-             c.num_layers, Seconds(load_start));
+  const size_t layer_element = flags.quantize == "fp8" ? kernels::DTypeBytes(model->weight_dtype()) : element;
+  fmt::print("{}, {} ranks\nmodel {}: {} layers in {}, made in {:.1f} s\n", backend->description(), flags.tp, c.name,
+             c.num_layers, kernels::DTypeName(model->weight_dtype()), Seconds(load_start));
   SPLICE_ASSIGN_OR_RETURN(const double bandwidth, CopyRate(*backend));
   fmt::print("device copy {:.2f} TB/s (read plus write)\n", bandwidth / 1e12);
   std::fflush(stdout);
@@ -133,8 +136,11 @@ absl::Status RunBench(const Flags& flags) {
   }
   const engine::KvPartitions& view = memory.pages;
   engine::PagePool pool(view, model->backends());
-  nlohmann::json out = {
-      {"backend", backend->description()}, {"ranks", flags.tp}, {"model", c.name}, {"copy_bytes_per_s", bandwidth}};
+  nlohmann::json out = {{"backend", backend->description()},
+                        {"ranks", flags.tp},
+                        {"model", c.name},
+                        {"weights", kernels::DTypeName(model->weight_dtype())},
+                        {"copy_bytes_per_s", bandwidth}};
 
   {
     SPLICE_ASSIGN_OR_RETURN(const auto executor, engine::ParallelExecutor::Create(
@@ -225,7 +231,8 @@ absl::Status RunBench(const Flags& flags) {
         }
         joins.push_back(Median(of_joining));
       }
-      const double weights = static_cast<double>(LinearWeights(c) + int64_t{c.vocab_size} * c.hidden_size) * element;
+      const double weights = static_cast<double>(LinearWeights(c)) * static_cast<double>(layer_element) +
+                             static_cast<double>(int64_t{c.vocab_size} * c.hidden_size) * static_cast<double>(element);
       const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
                               static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
       const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
@@ -260,6 +267,9 @@ int main(int argc, char** argv) {
   CLI::App app("Times prompts and decode steps of a model of a real shape with random weights, in process.");
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option("--quantize", flags.quantize, "fp8: the layers' matrices in FP8; none")
+      ->check(CLI::IsMember({"none", "fp8"}))
+      ->capture_default_str();
   app.add_option("--tp", flags.tp, "ranks, on GPUs from the first on; floors are divided by it")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();

@@ -14,7 +14,7 @@ template <typename Result>
 void Check(const Result& result) {
   if (result.ok()) return;
   if (result.status().code() != absl::StatusCode::kInvalidArgument) std::abort();
-  if (!spl::router::ParseJson(spl::router::ErrorBody(result.status(), 400)).ok()) std::abort();
+  if (!spl::ParseJson(spl::router::ErrorBody(result.status(), 400)).ok()) std::abort();
 }
 
 }  // namespace

@@ -245,6 +245,8 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->mutable_model()->set_layout_digest(options_.layout_digest);
   info->mutable_model()->set_max_context(options_.max_context);
   info->mutable_model()->set_vocab_size(options_.vocab_size);
+  info->mutable_model()->set_weights("fp8-e4m3-block");
+  info->mutable_model()->set_kv_dtype("bf16");
   *info->mutable_wire() = wire::OwnVersions();
   info->set_prefill_tokens_per_s(10'000);
   info->set_queued_tokens(options_.queued_tokens);

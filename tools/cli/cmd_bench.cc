@@ -257,15 +257,15 @@ Command MakeBenchCommand(CLI::App& root) {
   auto* context =
       app.add_option("--context", flags->room.context, "With --capacity: tokens of each sequence")->needs(capacity);
   app.add_option("--head-classes", flags->head_classes,
-                 "With --capacity: what is compared with dense: safe, mid, paper, or a head_classes.json")
+                 "With --capacity: head classes to compare with dense: safe, mid, paper, or a head_classes.json")
       ->needs(capacity)
       ->capture_default_str();
   AddByteSizeOption(app, "--kv-bytes", flags->room.kv_bytes, "With --capacity: memory of the pool")->needs(capacity);
-  app.add_option("--decode-steps", flags->room.steps, "With --capacity: steps that are measured")
+  app.add_option("--decode-steps", flags->room.steps, "With --capacity: steps to measure")
       ->needs(capacity)
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app.add_option("--max-sequences", flags->room.max_sequences, "With --capacity: of one step at most")
+  app.add_option("--max-sequences", flags->room.max_sequences, "With --capacity: most sequences of one step")
       ->needs(capacity)
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -292,7 +292,8 @@ Command MakeBenchCommand(CLI::App& root) {
       ->needs(turns)
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--conversations", flags->talk.conversations, "With --turns: times are medians over so many")
+  app.add_option("--conversations", flags->talk.conversations,
+                 "With --turns: conversations over which medians are taken")
       ->needs(turns)
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -309,7 +310,8 @@ Command MakeBenchCommand(CLI::App& root) {
   app.add_option("--input-tokens", flags->plan.input_tokens, "Prompt tokens of each request")
       ->check(CLI::Range(1u, 1u << 20))
       ->capture_default_str();
-  app.add_option("--shared-prefix-tokens", flags->plan.shared_prefix_tokens, "Of these, equal in all requests")
+  app.add_option("--shared-prefix-tokens", flags->plan.shared_prefix_tokens,
+                 "Prompt tokens that are equal in all requests")
       ->capture_default_str();
   app.add_option("--prompt-ids", flags->prompt_ids,
                  "Draw prompts from the token ids [0, N) instead of the server's words; for a model without tokenizer")
@@ -319,13 +321,14 @@ Command MakeBenchCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--num-requests", flags->num_requests, "0: 8 per stream, 100 at a rate, the whole trace");
   app.add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput counts requests with at most this TTFT");
-  app.add_option("--slo-tpot-ms", flags->slo_tpot_ms, "… and at most this time per output token");
+  app.add_option("--slo-tpot-ms", flags->slo_tpot_ms,
+                 "Goodput counts requests with at most this time per output token");
   app.add_option("--temperature", flags->plan.temperature)->capture_default_str();
   app.add_option("--model", flags->model, "Model name (default: the only one served); with --capacity its folder");
   app.add_option("--api-key", flags->api_key)->envname("SPLICE_API_KEY");
   AddCaFlag(app, flags->ca_file);
-  app.add_option("--timeout-s", flags->timeout_s, "Of one request")->capture_default_str();
-  app.add_option("--seed", flags->plan.seed, "Of prompts and arrivals: the same seed sends the same load")
+  app.add_option("--timeout-s", flags->timeout_s, "Timeout of one request")->capture_default_str();
+  app.add_option("--seed", flags->plan.seed, "Seed of prompts and arrivals: the same seed sends the same load")
       ->capture_default_str();
   app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
   flags->sim.Register(app);

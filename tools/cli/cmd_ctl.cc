@@ -274,7 +274,7 @@ Command MakeCtlCommand(CLI::App& root) {
       "  splice ctl drain prefill-0              before the machine goes; --off takes it back\n"
       "  splice ctl cancel REQUEST               its id is in x-request-id and in splice ctl requests\n"
       "With API keys all but namespaces need an operator's key (docs/operating.md).");
-  CLI::App& namespaces = *app.add_subcommand("namespaces", "Whose cached KV is kept, how much and for how long");
+  CLI::App& namespaces = *app.add_subcommand("namespaces", "Namespaces of cached KV: quota, time to live, use");
   namespaces.require_subcommand(1);
   namespaces.footer(
       "Examples:\n"
@@ -292,11 +292,11 @@ Command MakeCtlCommand(CLI::App& root) {
   operate("status", "The router, the model and the two pools", Status);
   operate("workers", "Every worker with its load and its KV connections", Workers);
   operate("requests", "Requests under way, and the last that ended", Requests);
-  CLI::App& top = operate("top", "All of that, live", Top);
-  top.add_option("--interval-ms", flags->interval_ms, "between two looks")
+  CLI::App& top = operate("top", "Status, workers and requests, refreshed live", Top);
+  top.add_option("--interval-ms", flags->interval_ms, "time between two refreshes")
       ->check(CLI::Range(100, 60'000))
       ->capture_default_str();
-  top.add_option("--rounds", flags->rounds, "end after so many looks; 0: Ctrl-C ends it")
+  top.add_option("--rounds", flags->rounds, "refreshes before it ends; 0: it ends with Ctrl-C")
       ->check(CLI::NonNegativeNumber);
   operate("cancel", "End a request", Cancel).add_option("REQUEST", flags->id, "its id")->required();
   CLI::App& drain = operate("drain", "Send nothing new to a worker", Drain);
@@ -310,16 +310,16 @@ Command MakeCtlCommand(CLI::App& root) {
     flags->admin.Register(sub);
     runs->emplace_back(&sub, run);
   };
-  add("list", "Those that were created", List, false, false);
-  add("create", "Make one, with limits", Create, true, true);
-  add("stat", "Use and limits of one", Stat, true, false);
-  add("set", "Change the limits that are given", Set, true, true);
-  add("delete", "Drop one with its chunks", Delete, true, false);
+  add("list", "List the namespaces that were created", List, false, false);
+  add("create", "Create a namespace with limits", Create, true, true);
+  add("stat", "Show use and limits of a namespace", Stat, true, false);
+  add("set", "Change the given limits of a namespace", Set, true, true);
+  add("delete", "Drop a namespace with its chunks", Delete, true, false);
   CLI::App& scale = *app.add_subcommand("scale", "How many workers each pool should have");
   scale.footer("The router's planner, with its targets: splice ctl scale --advise");
   scale
       .add_flag("--advise", flags->advise,
-                "Only say it (the only thing there is: an autoscaler acts, not this program)")
+                "Print the advice; the only mode, since an autoscaler acts and not this program")
       ->required();
   flags->admin.Register(scale);
   runs->emplace_back(&scale, Scale);

@@ -47,7 +47,7 @@ Command MakeDoctorCommand(CLI::App& root) {
       "  splice doctor --json --router http://router:8000 --api-key \"$OPERATOR_KEY\"\n\n"
       "Exit code: 0 fine (there may be advice), 1 something must be changed. Changes nothing itself.");
   DoctorOptions& o = flags->options;
-  app.add_option("--backend", o.backend, "auto, cpu (GPUs are not looked at) or cuda (they are required)")
+  app.add_option("--backend", o.backend, "auto, cpu (GPUs are not checked) or cuda (GPUs are required)")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--model", o.model_dir,
@@ -56,15 +56,16 @@ Command MakeDoctorCommand(CLI::App& root) {
   app.add_option("--data-dir", o.data_dir, "data folder of the chunk store; checked for write access and free space");
   AddByteSizeOption(app, "--store-disk-bytes", o.store_disk_bytes,
                     "expected size of the disk tier; checked against free space");
-  AddByteSizeOrAutoOption(app, "--kv-bytes", o.kv_bytes,
-                          "of each of the two KV page pools; auto: with --model it says what splice serve would take");
-  app.add_option("--http", flags->http, "HOST:PORT that the router will listen on; empty: not looked at")
+  AddByteSizeOrAutoOption(
+      app, "--kv-bytes", o.kv_bytes,
+      "size of each of the two KV page pools; auto: with --model the size that splice serve would take");
+  app.add_option("--http", flags->http, "HOST:PORT that the router will listen on; empty: not checked")
       ->capture_default_str();
-  app.add_option("--grpc", flags->grpc, "HOST:PORT of the gRPC API; empty: not looked at")->capture_default_str();
+  app.add_option("--grpc", flags->grpc, "HOST:PORT of the gRPC API; empty: not checked")->capture_default_str();
   app.add_option("--kv-listen-host", o.kv_listen_host, "address that KV is moved over, from this machine to itself")
       ->capture_default_str();
   app.add_option("--router", o.router, "URL of a running router: its clock and those of its workers are compared");
-  app.add_option("--api-key", o.api_key, "an operator's key for that; also from SPLICE_API_KEY")
+  app.add_option("--api-key", o.api_key, "an operator's key for --router; also from SPLICE_API_KEY")
       ->envname("SPLICE_API_KEY");
   AddCaFlag(app, o.ca_file);
   app.add_flag("--json", flags->json, "print the findings as JSON");

@@ -242,8 +242,7 @@ Command MakeEvalCommand(CLI::App& root) {
   app.add_option("--by", flags->by,
                  "break the cells down by position (of the question in its turn's new text), turn, or both")
       ->delimiter(',');
-  app.add_option("--history", flags->history,
-                 "what stands in the history of a later turn: expected or generated answers")
+  app.add_option("--history", flags->history, "answers in the history of a later turn: expected or generated")
       ->check(CLI::IsMember({"expected", "generated"}))
       ->capture_default_str();
   app.add_flag("--keep-history-kv", flags->keep_history_kv,

@@ -2,10 +2,9 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <sstream>
 
+#include "services/base/read_file.h"
 #include "services/base/status.h"
 #include "tools/cli/command.h"
 #include "tools/cli/model_fetch.h"
@@ -25,14 +24,6 @@ struct Flags {
   std::string reuse, decode;
   bool json_output = false;
 };
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return Errorf(absl::StatusCode::kNotFound, "{}: cannot open", path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 absl::StatusOr<TextRequest> MakeRequest(const Flags& flags) {
   TextRequest request{.max_tokens = flags.max_tokens,

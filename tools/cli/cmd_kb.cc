@@ -180,14 +180,16 @@ Command MakeKbCommand(CLI::App& root) {
       ->required()
       ->check(CLI::ExistingPath);
   publish.add_option("--instruction", flags->instruction,
-                     "what stands in front of the documents while they are computed: a file, or the text itself");
-  publish.add_flag("--together", flags->together,
-                   "documents that are always asked together, in this order: each is computed behind those before it");
+                     "text in front of the documents while they are computed: a file, or the text itself");
+  publish.add_flag(
+      "--together", flags->together,
+      "compute each document behind those before it: for documents that requests always use together, in this order");
   publish.add_flag("--no-swap", flags->no_swap, "leave the current version current");
-  publish.add_flag("--in-memory", flags->in_memory, "a chunk store without a disk will do, and loses it at its end");
+  publish.add_flag("--in-memory", flags->in_memory,
+                   "accept chunk stores without a disk, which lose the documents when they end");
   add("list", "All knowledge bases", List, false);
   add("show", "Versions and documents", Show, true)
-      .add_option("--version", flags->version, "whose documents are shown (default: the current one's)")
+      .add_option("--version", flags->version, "version whose documents are shown (default: the current one)")
       ->check(CLI::PositiveNumber);
   CLI::App& diff =
       add("diff", "Documents that differ between two versions (default: the last two current ones)", Diff, true);

@@ -257,7 +257,7 @@ Command MakeProfileCommand(CLI::App& root) {
                  "small models need")
       ->check(CLI::Range(0.01, 1.0));
   app.add_option("--rank", flags->ranking,
-                 "which heads are global: edge (those whose window would lose most, at its worst and where texts are "
+                 "rule for global heads: edge (heads whose window loses most, at its worst and where texts are "
                  "answered) or combined (RedKnot's: mean loss, or copies that go stale)")
       ->check(CLI::IsMember({"edge", "combined"}))
       ->capture_default_str();

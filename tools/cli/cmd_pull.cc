@@ -86,10 +86,12 @@ Command MakePullCommand(CLI::App& root) {
   app.add_option("MODEL", flags->model, "ORG/NAME, or ORG/NAME@REVISION: a branch, a tag or a commit")
       ->required()
       ->check([](const std::string& text) { return MessageOf(hub::ParseModelName(text).status()); });
-  app.add_option("--to", flags->to, "folder to fill instead")->type_name("DIR");
-  app.add_option("--parallel", flags->parallel, "files at a time")->check(CLI::Range(1, 32))->capture_default_str();
+  app.add_option("--to", flags->to, "folder to fill instead of the default one")->type_name("DIR");
+  app.add_option("--parallel", flags->parallel, "files that are fetched at the same time")
+      ->check(CLI::Range(1, 32))
+      ->capture_default_str();
   app.add_flag("--if-missing", flags->if_missing,
-               "ask nobody if the model is there, also where its branch has a newer commit");
+               "do not ask the hub if the model is there, even if its branch has a newer commit");
   app.add_flag("--json", flags->json, "no progress; print one JSON object at the end");
   flags->hub.Register(app);
   return {&app, [flags] { return RunPull(*flags); }};

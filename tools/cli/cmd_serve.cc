@@ -57,9 +57,9 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
       ->capture_default_str();
   AddByteSizeOrAutoOption(
       app, "--kv-bytes", c.kv_bytes,
-      "memory of the KV page pool, which both workers share, of all GPUs of --tp together, e.g. 4GiB; auto: what a GPU "
-      "has left behind the weights, less a margin, or on the CPU a quarter of the available memory, and no more than "
-      "the model's sequences need. With a --kv-transport or two numbers of ranks each worker has a pool of its own");
+      "size of the KV page pool, which both workers share, over all GPUs of --tp, e.g. 4GiB; auto: the free memory of "
+      "the GPU after the weights minus a margin, on the CPU a quarter of the available memory; never more than the "
+      "model's sequences need. With --kv-transport or different tensor parallelism each worker has its own pool");
   AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }
@@ -67,16 +67,16 @@ void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
 // How prompts and running sequences share the device.
 void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--slice-tokens", c.slice_tokens,
-                 "tokens of one prefill slice at most (a multiple of 64); 0: 512 on a CPU, 2048 on a GPU. A slice that "
-                 "shares the device with running sequences is shorter, see --itl-target-ms")
+                 "most tokens of one prefill slice (chunked prefill), a multiple of 64; 0: 512 on a CPU, 2048 on a "
+                 "GPU. Slices are shorter while sequences run, see --itl-target-ms")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   app.add_option("--itl-target-ms", c.itl_target_ms,
-                 "prompts and decode steps take turns: while prompts are computed, running sequences get their next "
-                 "token after this time at the latest (where a slice of 128 tokens and a step fit into it); 0: slices "
-                 "and steps alternate. Default: 50 on a CPU; on a GPU no turns, both run at the same time")
+                 "longest time between two tokens while prompts are computed, if a slice of 128 tokens and a decode "
+                 "step fit into it; 0: slices and steps alternate. Default: 50 on a CPU; on a GPU prompts and decode "
+                 "steps run at the same time")
       ->check(CLI::Range(0, 60000));
-  app.add_option("--max-sequences", c.max_sequences, "continuations in one decode step at most")
+  app.add_option("--max-sequences", c.max_sequences, "most sequences in a decode batch")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
@@ -84,7 +84,7 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
 
 void AddMetricsAndTraceFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_flag("--vllm-metric-names", c.vllm_metric_names,
-               "in /metrics: what vLLM has, too, a second time under its names, with the label model_name");
+               "add vLLM's metrics to /metrics under vLLM's names, with the label model_name");
   c.trace.Register(app);
 }
 
@@ -113,22 +113,22 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--backend", c.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
   app.add_option_function<int32_t>(
          "--tp", [&c](int32_t tp) { c.prefill_tp = c.decode_tp = tp; },
-         "tensor parallelism of both workers: the model is split over this many GPUs, from the first on (default 1)")
+         "tensor parallelism of both workers: GPUs over which the model is split, from the first on (default 1)")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->trigger_on_parse();
-  app.add_option("--prefill-tp", c.prefill_tp, "of the prefill worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
-  app.add_option("--decode-tp", c.decode_tp, "of the decode worker alone")->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_option("--prefill-tp", c.prefill_tp, "tensor parallelism of the prefill worker")
+      ->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_option("--decode-tp", c.decode_tp, "tensor parallelism of the decode worker")
+      ->check(CLI::IsMember({1, 2, 4, 8}));
   app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
   app.add_option("--api-keys", c.api_keys_file,
                  "file with one 'key [name]' a line; empty: no authentication, loopback only");
-  app.add_option(
-      "--secret-file", c.secret_file,
-      "secret that the callers' namespaces are derived from, 16 bytes or more; without it the API keys serve");
+  app.add_option("--secret-file", c.secret_file,
+                 "secret from which the callers' namespaces are derived, 16 bytes or more; default: the API keys");
   app.add_flag("--insecure-open", c.insecure_open,
-               "without --api-keys: serve everybody on --http and --grpc, also where they are not loopback");
-  app.add_flag(
-      "--special-tokens-in-text", c.special_tokens_in_text,
-      "parse special tokens in messages and segments, too; whoever may write there may then speak as the system");
+               "without --api-keys: serve every client on --http and --grpc, also on addresses other than loopback");
+  app.add_flag("--special-tokens-in-text", c.special_tokens_in_text,
+               "parse special tokens in messages and segments as well: their authors can then write system messages");
   router::AddGenerationConfigFlag(app, c.generation_config);
   c.public_tls.Register(app);
   AddRequestFlags(app, c);
@@ -136,8 +136,8 @@ Command MakeServeCommand(CLI::App& root) {
   app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
       ->check(CLI::Range(0, 1024));
   app.add_option("--fidelity-share", c.fidelity_share,
-                 "of the requests that are not exact: also computed exactly in the background, and the logits compared "
-                 "(splice_fidelity_* in the metrics)")
+                 "share of the requests with an approximate method that are also computed exactly in the background, "
+                 "to compare logits (splice_fidelity_*)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   AddSchedulingFlags(app, c);

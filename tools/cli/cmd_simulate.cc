@@ -24,11 +24,11 @@ absl::Status Write(const std::string& path, const std::string& text) {
 
 void SimulateFlags::Register(CLI::App& app) {
   auto* on = app.add_flag("--simulate", simulate,
-                          "Instead: the router's own placement over modelled workers, for --trace or --make-trace");
+                          "Simulate the router's placement over modelled workers instead, for --trace or --make-trace");
   const auto add = [&](CLI::Option* option) { return option->needs(on)->capture_default_str(); };
   add(app.add_option("--make-trace", make_trace, "With --simulate: rag, chat, hot or day instead of --trace"))
       ->check(CLI::IsMember({"rag", "chat", "hot", "day"}));
-  add(app.add_option("--write-trace", write_trace, "With --simulate: write the trace, and end there"));
+  add(app.add_option("--write-trace", write_trace, "With --simulate: write the trace and exit"));
   add(app.add_option("--policies", policies, "With --simulate: placements to compare"))->delimiter(',');
   add(app.add_option("--prefill-workers", options.prefill_workers, "With --simulate"))->check(CLI::Range(1, 100'000));
   add(app.add_option("--decode-workers", options.decode_workers, "With --simulate"))->check(CLI::Range(1, 100'000));
@@ -46,16 +46,19 @@ void SimulateFlags::Register(CLI::App& app) {
   add(app.add_option("--sim-decode-kv-tokens", options.model.decode_kv_tokens, "With --simulate: a worker's pool"));
   add(app.add_option("--sim-prompt-s", options.model.prompt_token_s, "With --simulate: seconds per computed token"));
   add(app.add_option("--sim-step-s", options.model.step_fixed_s, "With --simulate: seconds of an empty decode step"));
-  add(app.add_option("--sim-wire-gb-per-s", wire_gb_per_s, "With --simulate: of a link"))->check(CLI::PositiveNumber);
-  add(app.add_option("--sim-fetch-gb-per-s", fetch_gb_per_s, "With --simulate: of a chunk store; 0: there is none"));
-  add(app.add_option("--sim-wire-share", options.model.wire_share, "With --simulate: what head classes leave of KV"))
+  add(app.add_option("--sim-wire-gb-per-s", wire_gb_per_s, "With --simulate: rate of a link"))
+      ->check(CLI::PositiveNumber);
+  add(app.add_option("--sim-fetch-gb-per-s", fetch_gb_per_s, "With --simulate: rate of a chunk store; 0: no store"));
+  add(app.add_option("--sim-wire-share", options.model.wire_share,
+                     "With --simulate: share of KV that is sent with head classes"))
       ->check(CLI::Range(0.0, 1.0));
   auto* scales = app.add_flag("--scale", scale, "With --simulate: the planner moves both pools")->needs(on);
   const auto add_scale = [&](CLI::Option* option) { return option->needs(scales)->capture_default_str(); };
   add_scale(app.add_option("--ttft-target-s", scaling.planner.ttft_target_s, "With --scale"));
   add_scale(app.add_option("--tpot-target-s", scaling.planner.tpot_target_s, "With --scale"));
-  add_scale(app.add_option("--max-replicas", scaling.planner.prefill.max_replicas, "With --scale: of each pool"));
-  add_scale(app.add_option("--worker-start-s", scaling.start_s, "With --scale: until a new worker serves"));
+  add_scale(app.add_option("--max-replicas", scaling.planner.prefill.max_replicas,
+                           "With --scale: most workers of each pool"));
+  add_scale(app.add_option("--worker-start-s", scaling.start_s, "With --scale: seconds until a new worker serves"));
   add(app.add_option("--figure", figure, "With --simulate: also write the figure as SVG"));
 }
 

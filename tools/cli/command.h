@@ -27,5 +27,6 @@ Command MakeKbCommand(CLI::App& root);
 Command MakeCtlCommand(CLI::App& root);
 Command MakeDoctorCommand(CLI::App& root);
 Command MakePullCommand(CLI::App& root);
+Command MakeQuantizeCommand(CLI::App& root);
 
 }  // namespace spl::cli

@@ -291,7 +291,8 @@ void JudgeFolders(const DoctorFacts& f, const DoctorOptions& options, Findings& 
       out.Wrong("model", model.error, "config.json and safetensors files that fit together",
                 "download the folder again; it must be readable by this user");
     else
-      out.Fine("model", fmt::format("{}, {} of weights", model.dir, FormatByteSize(model.weight_bytes)));
+      out.Fine("model",
+               fmt::format("{}, {} of weights in {}", model.dir, FormatByteSize(model.weight_bytes), model.weights));
     if (model.error.empty() && !model.has_tokenizer)
       out.Advice("tokenizer", "no tokenizer.json", "one: without it requests must send token ids",
                  "--tokenizer names another folder");

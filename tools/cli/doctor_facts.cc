@@ -285,7 +285,7 @@ std::string WhyNotListen(const std::string& address) {
 
 DoctorFacts::Model ReadModel(const std::string& wanted) {
   DoctorFacts::Model model{
-      .dir = wanted, .error = "", .weight_bytes = 0, .has_tokenizer = false, .tokenizer_error = ""};
+      .dir = wanted, .error = "", .weight_bytes = 0, .weights = "", .has_tokenizer = false, .tokenizer_error = ""};
   const auto found = hub::LocalModelFolder(hub::ModelPlaces::FromEnvironment(), wanted, hub::FolderUse::kModel);
   if (!found.ok()) {
     model.error = MessageOf(found.status());
@@ -298,6 +298,7 @@ DoctorFacts::Model ReadModel(const std::string& wanted) {
     model.error = MessageOf(config.ok() ? checkpoint.status() : config.status());
     return model;
   }
+  model.weights = config->weights_name();
   model.max_context = config->max_positions;
   const uint64_t token_bytes = 2 * uint64_t{static_cast<uint32_t>(config->num_layers)} *
                                static_cast<uint32_t>(config->kv_size()) *

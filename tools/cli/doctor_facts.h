@@ -98,6 +98,7 @@ struct DoctorFacts {
     std::string dir;
     std::string error;
     uint64_t weight_bytes = 0;
+    std::string weights;  // their type, ModelConfig::weights_name
     bool has_tokenizer = false;
     std::string tokenizer_error;
     int64_t max_context = 0;      // tokens

@@ -16,9 +16,9 @@ struct Endpoint {
 };
 
 inline void AddCaFlag(CLI::App& app, std::string& ca_file) {
-  app.add_option(kCaFlag, ca_file,
-                 "CA certificates (PEM) that an https:// or grpcs:// server's must be of (default: the system's); also "
-                 "from SPLICE_CA_FILE")
+  app.add_option(
+         kCaFlag, ca_file,
+         "CA certificates (PEM) for https:// and grpcs:// servers (default: the system's); also from SPLICE_CA_FILE")
       ->envname("SPLICE_CA_FILE")
       ->type_name("FILE");
 }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "services/base/read_file.h"
 #include "services/base/status.h"
 
 namespace spl::cli {
@@ -13,14 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-absl::StatusOr<std::string> ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Errorf(absl::StatusCode::kNotFound, "{}: cannot be read", path.string());
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 absl::StatusOr<std::vector<KbFile>> ReadFolder(const std::string& dir) {
   std::vector<fs::path> paths;
@@ -34,7 +26,7 @@ absl::StatusOr<std::vector<KbFile>> ReadFolder(const std::string& dir) {
   std::sort(paths.begin(), paths.end());
   std::vector<KbFile> documents;
   for (const fs::path& path : paths) {
-    SPLICE_ASSIGN_OR_RETURN(std::string text, ReadFile(path));
+    SPLICE_ASSIGN_OR_RETURN(std::string text, ReadFile(path.string()));
     documents.push_back({path.lexically_relative(dir).generic_string(), std::move(text)});
   }
   return documents;

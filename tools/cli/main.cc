@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
       spl::cli::MakeTokenizeCommand(app), spl::cli::MakeLogitsCommand(app),   spl::cli::MakeEvalCommand(app),
       spl::cli::MakeBenchCommand(app),    spl::cli::MakeProfileCommand(app),  spl::cli::MakeKbCommand(app),
       spl::cli::MakeCtlCommand(app),      spl::cli::MakeDoctorCommand(app),   spl::cli::MakePullCommand(app),
+      spl::cli::MakeQuantizeCommand(app),
   };
   try {
     app.parse(argc, argv);

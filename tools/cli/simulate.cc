@@ -319,10 +319,7 @@ class Simulation {
     foreign_.resize(fleet_.prefill.size(), 0);
     for (size_t k = 0; k < fleet_.prefill.size(); ++k) {
       const SimPrefill& worker = *prefill_[prefill_slots_[k]].worker;
-      fleet_.prefill[k].queued_tokens = worker.queued_tokens;
-      // A start-up self-test gives the first value.
-      fleet_.prefill[k].tokens_per_s =
-          worker.tokens_per_s > 0 ? worker.tokens_per_s : 1 / options_.model.prompt_token_s;
+      worker.Report(&fleet_.prefill[k]);
     }
     for (size_t k = 0; k < fleet_.decode.size(); ++k) {
       Advance(decode_slots_[k]);

@@ -72,6 +72,13 @@ void SimPrefill::Keep(const router::PromptKeys& keys, uint32_t tokens, const Sim
   }
 }
 
+void SimPrefill::Report(router::PrefillView* view) const {
+  view->queued_tokens = queued_tokens;
+  view->first_tokens_per_s = 1 / model_.prompt_token_s;
+  view->pair_cost = 2 * model_.prompt_square_s / model_.prompt_token_s;
+  view->tokens_per_s = tokens_per_s > 0 ? tokens_per_s : view->first_tokens_per_s;  // a self-test gives the first value
+}
+
 bool SimDecode::HasRoom(uint32_t tokens) const {
   return reserved_sequences < model_.max_sequences && reserved_tokens + tokens <= model_.decode_kv_tokens;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "services/router/fleet/prefix_index.h"
+#include "services/router/fleet/snapshot.h"
 
 namespace spl::cli {
 
@@ -62,6 +63,9 @@ class SimPrefill {
   // Call when a prompt is computed: caches (and stores) its exact chunks and its segments. A worker computes segments
   // that first appear behind a copy by themselves while it is idle; here this takes no time.
   void Keep(const router::PromptKeys& keys, uint32_t tokens, const SimReuse& reuse, SimCache* store);
+
+  // Writes what a poll of the router finds.
+  void Report(router::PrefillView* view) const;
 
   double busy_s = 0;
   uint64_t requests = 0;

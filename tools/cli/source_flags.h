@@ -16,6 +16,7 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   group->add_option("--endpoint", flags.endpoint, "a running server: http[s]://HOST:PORT or grpc[s]://HOST:PORT");
   group->require_option(1);
   AddHeadClassesFlag(app, flags.model);
+  AddQuantizeFlag(app, flags.model);
   app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
   AddCaFlag(app, flags.ca_file);
   app.add_option("--tokenizer", flags.tokenizer_dir,
@@ -31,7 +32,7 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
 // The flags of a model in this process that concern how it is asked; for generate and chat.
 inline void AddPromptFlags(CLI::App& app, SourceFlags& flags) {
   app.add_flag("--special-tokens-in-text", flags.special_tokens_in_text,
-               "with --model: parse special tokens in messages, too");
+               "with --model: parse special tokens in messages as well");
   router::AddGenerationConfigFlag(app, flags.generation_config);
 }
 

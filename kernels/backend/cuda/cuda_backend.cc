@@ -108,13 +108,32 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::PackLinear(const Weig
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptLinear(std::unique_ptr<Buffer> data,
                                                                        WeightView w) const {
+  if (w.dtype == DType::kE4M3) return AdoptFp8(std::move(data), w);
   auto plain = Plain(std::move(data), w.dtype, w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
   return std::make_unique<DeviceWeight>(*std::move(plain), PlainType(w.dtype), w.out_features, w.in_features);
 }
 
+absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_ptr<Buffer> codes,
+                                                                    const WeightView& w) const {
+  if (absl::Status s = ValidateScales(w); !s.ok()) return s;
+  if (PlainType(DType::kBF16) != DType::kBF16 || w.in_features % 16 != 0 ||
+      (w.scale_group != 0 && w.scale_group != kFp8Group)) {
+    return absl::UnimplementedError(absl::StrCat("cuda: an FP8 weight of ", w.in_features, " columns, a scale for ",
+                                                 w.scale_group, ": columns are multiples of 16, scales for ", kFp8Group,
+                                                 " or all (0), and activations are bf16"));
+  }
+  const size_t bytes = static_cast<size_t>(w.out_features * w.num_scale_groups()) * sizeof(float);
+  auto scales = Allocate(bytes);
+  if (!scales.ok()) return scales.status();
+  if (absl::Status s = Copy(CopyKind::kUpload, (*scales)->data(), w.scales, bytes); !s.ok()) return s;
+  return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), w);
+}
+
 absl::StatusOr<std::unique_ptr<GroupedWeight>> CudaBackend::AdoptGrouped(std::unique_ptr<Buffer> data,
                                                                          GroupedWeightView w) const {
+  if (w.dtype == DType::kE4M3)
+    return absl::UnimplementedError("cuda: no product with experts in FP8 (the CPU has one)");
   auto plain = Plain(std::move(data), w.dtype, w.num_experts * w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
   w.dtype = PlainType(w.dtype);

@@ -15,6 +15,7 @@
 #include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/backend/cuda/device_copies.h"
 #include "kernels/backend/cuda/page_checksummer.h"
+#include "kernels/gemm/fp8_gemm_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -64,6 +65,7 @@ class CudaBackend final : public Backend {
     return dtype == DType::kBF16 && gemm_ != GemmCompute::kF32 ? DType::kBF16 : DType::kF32;
   }
   absl::StatusOr<std::unique_ptr<Buffer>> Plain(std::unique_ptr<Buffer> data, DType dtype, int64_t count) const;
+  absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptFp8(std::unique_ptr<Buffer> codes, const WeightView& weight) const;
   // Lets this GPU write memory of another GPU of the process.
   absl::Status EnablePeer(const char (&gpu)[16]) const;
 

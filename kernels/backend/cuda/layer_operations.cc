@@ -19,10 +19,39 @@
 
 namespace spl::kernels::cuda {
 
+namespace {
+
+// Rows up to which a product with an FP8 weight streams it, at most twice; beyond, tiles share it.
+constexpr int64_t kMaxStreamedRows = 2 * kMaxSkinnyRows;
+
+absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool deterministic, cudaStream_t stream) {
+  if (a.x.dtype != DType::kBF16) {
+    return absl::UnimplementedError(
+        absl::StrCat("Linear: an FP8 weight and activations in ", std::string(DTypeName(a.x.dtype)), ", not bf16"));
+  }
+  const Fp8GemmArgs args{.x = a.x.data,
+                         .codes = weight.codes(),
+                         .scales = weight.scales(),
+                         .scale_group = weight.scale_group(),
+                         .bias = a.bias,
+                         .y = a.y.data,
+                         .y_dtype = a.y.dtype,
+                         .num_rows = a.num_rows,
+                         .out_features = weight.out_features(),
+                         .in_features = weight.in_features()};
+  if (!deterministic && a.num_rows <= kMaxStreamedRows) return ToStatus(SkinnyFp8Gemm(args, stream), "Linear");
+  return ToStatus(TiledFp8Gemm(args, stream), "Linear");
+}
+
+}  // namespace
+
 absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) const {
   if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
   if (a.num_rows == 0) return absl::OkStatus();
   CudaSession& session = CudaSession::Of(ctx);
+  if (const auto* fp8 = dynamic_cast<const DeviceFp8Weight*>(a.weight)) {
+    return Fp8Linear(a, *fp8, deterministic_, session.stream());
+  }
   // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
   if (!deterministic_ && a.num_rows <= kMaxSkinnyRows) {
     const auto& weight = static_cast<const DeviceWeight&>(*a.weight);

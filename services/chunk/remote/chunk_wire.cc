@@ -64,7 +64,7 @@ absl::StatusOr<ChunkKey> KeyFromBytes(const std::string& bytes) {
 absl::StatusOr<std::vector<ChunkKey>> KeysFromWire(const google::protobuf::RepeatedPtrField<std::string>& wire) {
   if (wire.size() > kMaxKeys) return InvalidArgument("keys: {} are more than {}", wire.size(), kMaxKeys);
   std::vector<ChunkKey> keys;
-  keys.reserve(static_cast<size_t>(wire.size()));
+  keys.reserve(wire.size());
   for (const std::string& bytes : wire) {
     SPLICE_ASSIGN_OR_RETURN(const ChunkKey key, KeyFromBytes(bytes));
     keys.push_back(key);

@@ -12,6 +12,7 @@
 #include "services/base/periodic.h"
 #include "services/base/status.h"
 #include "services/base/trace.h"
+#include "services/chunk/remote/store_call.h"
 #include "services/chunk/rendezvous.h"
 
 namespace spl::chunk {
@@ -21,11 +22,6 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 constexpr std::chrono::milliseconds kProbePeriod{100};
 constexpr size_t kPinnedCopies = 2;
-
-// True for failures of the member, as opposed to failures of the request.
-bool IsLoss(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
-}
 
 // About one chunk or a moment: a miss.
 bool IsMiss(const absl::Status& status) {

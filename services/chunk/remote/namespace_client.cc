@@ -7,6 +7,7 @@
 #include "services/base/grpc_status.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
+#include "services/chunk/remote/store_call.h"
 #include "spl/v1/kvstore_admin.grpc.pb.h"
 
 namespace spl::chunk {
@@ -89,9 +90,10 @@ class GrpcNamespaceClient final : public NamespaceClient {
     absl::Status exists;
     bool created = false;
     for (const Member& member : members_) {
-      const absl::Status status = Call<v1::Namespace>(member, &Stub::CreateNamespace,
-                                                      RequestOf<v1::CreateNamespaceRequest>(id, settings), deadline)
-                                      .status();
+      const absl::Status status =
+          CallStore<v1::Namespace>(member, &Stub::CreateNamespace, RequestOf<v1::CreateNamespaceRequest>(id, settings),
+                                   deadline)
+              .status();
       if (!status.ok() && status.code() != absl::StatusCode::kAlreadyExists) return status;
       exists.Update(status);
       created = created || status.ok();
@@ -105,7 +107,7 @@ class GrpcNamespaceClient final : public NamespaceClient {
     absl::Status missing;
     for (const Member& member : members_) {
       const auto stat =
-          Call<v1::Namespace>(member, &Stub::StatNamespace, RequestOf<v1::StatNamespaceRequest>(id), deadline);
+          CallStore<v1::Namespace>(member, &Stub::StatNamespace, RequestOf<v1::StatNamespaceRequest>(id), deadline);
       if (stat.ok()) {
         Merge(*stat, found);
       } else if (stat.status().code() == absl::StatusCode::kNotFound) {
@@ -123,8 +125,8 @@ class GrpcNamespaceClient final : public NamespaceClient {
     std::vector<const Member*> without;
     absl::Status missing;
     for (const Member& member : members_) {
-      const auto set =
-          Call<v1::Namespace>(member, &Stub::SetNamespace, RequestOf<v1::SetNamespaceRequest>(id, settings), deadline);
+      const auto set = CallStore<v1::Namespace>(member, &Stub::SetNamespace,
+                                                RequestOf<v1::SetNamespaceRequest>(id, settings), deadline);
       if (set.ok()) {
         Merge(*set, found);
       } else if (set.status().code() == absl::StatusCode::kNotFound) {
@@ -136,8 +138,8 @@ class GrpcNamespaceClient final : public NamespaceClient {
     }
     if (!found.has_value()) return missing;
     for (const Member* const member : without) {
-      const auto made = Call<v1::Namespace>(*member, &Stub::CreateNamespace,
-                                            RequestOf<v1::CreateNamespaceRequest>(id, settings), deadline);
+      const auto made = CallStore<v1::Namespace>(*member, &Stub::CreateNamespace,
+                                                 RequestOf<v1::CreateNamespaceRequest>(id, settings), deadline);
       if (!made.ok()) return made.status();
       Merge(*made, found);
     }
@@ -149,8 +151,8 @@ class GrpcNamespaceClient final : public NamespaceClient {
     absl::Status missing;
     bool found = false;
     for (const Member& member : members_) {
-      const auto gone = Call<v1::DeleteNamespaceResponse>(member, &Stub::DeleteNamespace,
-                                                          RequestOf<v1::DeleteNamespaceRequest>(id), deadline);
+      const auto gone = CallStore<v1::DeleteNamespaceResponse>(member, &Stub::DeleteNamespace,
+                                                               RequestOf<v1::DeleteNamespaceRequest>(id), deadline);
       if (gone.ok()) {
         found = true;
         deleted.chunks += gone->chunks();
@@ -170,8 +172,8 @@ class GrpcNamespaceClient final : public NamespaceClient {
     for (const Member& member : members_) {
       v1::ListNamespacesRequest request;
       request.set_owner(owner);
-      SPLICE_ASSIGN_OR_RETURN(const auto listed,
-                              (Call<v1::ListNamespacesResponse>(member, &Stub::ListNamespaces, request, deadline)));
+      SPLICE_ASSIGN_OR_RETURN(
+          const auto listed, (CallStore<v1::ListNamespacesResponse>(member, &Stub::ListNamespaces, request, deadline)));
       for (const v1::Namespace& wire : listed.namespaces()) Merge(wire, found[wire.id()]);
     }
     std::vector<NamespaceInfo> infos;
@@ -180,25 +182,7 @@ class GrpcNamespaceClient final : public NamespaceClient {
   }
 
  private:
-  struct Member {
-    std::string address;
-    std::unique_ptr<Stub> stub;
-  };
-
-  template <typename Response, typename Request>
-  static absl::StatusOr<Response> Call(const Member& member,
-                                       grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                       const Request& request, Deadline deadline) {
-    grpc::ClientContext context;
-    context.set_deadline(ToGrpcDeadline(deadline));
-    Response response;
-    const absl::Status status = FromGrpcStatus((member.stub.get()->*method)(&context, request, &response));
-    if (status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded) {
-      return Annotate(status, "chunk store " + member.address);
-    }
-    if (!status.ok()) return status;
-    return response;
-  }
+  using Member = StoreMember<Stub>;
 
   std::vector<Member> members_;
 };

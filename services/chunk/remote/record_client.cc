@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
+#include "services/chunk/remote/store_call.h"
 #include "services/chunk/rendezvous.h"
 #include "spl/v1/kvstore_records.grpc.pb.h"
 
@@ -17,10 +18,6 @@ namespace {
 using Stub = v1::KvStoreRecords::Stub;
 
 constexpr int kMaxMessageBytes = 20 << 20;  // a record of 16 MiB and its envelope
-
-bool IsLoss(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
-}
 
 // Half of the time that is left: the other half is the second choice's.
 RecordClient::Deadline HalfWay(RecordClient::Deadline deadline) {
@@ -79,7 +76,7 @@ class GrpcRecordClient final : public RecordClient {
     if (options.expected_revision.has_value()) request.set_expected_revision(*options.expected_revision);
     request.set_durable(options.durable);
     SPLICE_ASSIGN_OR_RETURN(const v1::PutRecordResponse response,
-                            (Call<v1::PutRecordResponse>(*at.first, &Stub::PutRecord, request, deadline)));
+                            (CallStore<v1::PutRecordResponse>(*at.first, &Stub::PutRecord, request, deadline)));
     if (at.second == nullptr) return response.revision();
     const absl::Status copied =
         PutCopy(*at.second, owner, {.name = name, .revision = response.revision(), .value = value}, deadline);
@@ -93,11 +90,11 @@ class GrpcRecordClient final : public RecordClient {
     auto request = RequestOf<v1::DeleteRecordRequest>(owner, name);
     if (at.second != nullptr) {
       const absl::Status copy =
-          Call<v1::DeleteRecordResponse>(*at.second, &Stub::DeleteRecord, request, deadline).status();
+          CallStore<v1::DeleteRecordResponse>(*at.second, &Stub::DeleteRecord, request, deadline).status();
       if (!copy.ok() && copy.code() != absl::StatusCode::kNotFound) return copy;
     }
     if (expected_revision.has_value()) request.set_expected_revision(*expected_revision);
-    return Call<v1::DeleteRecordResponse>(*at.first, &Stub::DeleteRecord, request, deadline).status();
+    return CallStore<v1::DeleteRecordResponse>(*at.first, &Stub::DeleteRecord, request, deadline).status();
   }
 
   absl::StatusOr<std::vector<StoredRecord>> List(const Digest& owner, const std::string& prefix,
@@ -116,10 +113,7 @@ class GrpcRecordClient final : public RecordClient {
   }
 
  private:
-  struct Member {
-    std::string address;
-    std::unique_ptr<Stub> stub;
-  };
+  using Member = StoreMember<Stub>;
   struct Choices {
     const Member* first;
     const Member* second;  // null: there is only one store
@@ -132,23 +126,11 @@ class GrpcRecordClient final : public RecordClient {
     return {&members_[ranking[0]], ranking.size() > 1 ? &members_[ranking[1]] : nullptr};
   }
 
-  template <typename Response, typename Request>
-  static absl::StatusOr<Response> Call(const Member& member,
-                                       grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                       const Request& request, Deadline deadline) {
-    grpc::ClientContext context;
-    context.set_deadline(ToGrpcDeadline(deadline));
-    Response response;
-    const absl::Status status = FromGrpcStatus((member.stub.get()->*method)(&context, request, &response));
-    if (!status.ok()) return IsLoss(status) ? Annotate(status, "chunk store " + member.address) : status;
-    return response;
-  }
-
   static absl::StatusOr<StoredRecord> GetFrom(const Member& member, const Digest& owner, const std::string& name,
                                               Deadline deadline) {
     SPLICE_ASSIGN_OR_RETURN(
         v1::Record record,
-        (Call<v1::Record>(member, &Stub::GetRecord, RequestOf<v1::GetRecordRequest>(owner, name), deadline)));
+        (CallStore<v1::Record>(member, &Stub::GetRecord, RequestOf<v1::GetRecordRequest>(owner, name), deadline)));
     return FromWire(std::move(record));
   }
 
@@ -157,7 +139,7 @@ class GrpcRecordClient final : public RecordClient {
     auto request = RequestOf<v1::PutRecordRequest>(owner, record.name);
     request.set_value(record.value);
     request.set_copy_of_revision(record.revision);
-    return Call<v1::PutRecordResponse>(member, &Stub::PutRecord, request, deadline).status();
+    return CallStore<v1::PutRecordResponse>(member, &Stub::PutRecord, request, deadline).status();
   }
 
   static absl::Status ListFrom(const Member& member, const Digest& owner, const std::string& prefix, Deadline deadline,
@@ -167,7 +149,7 @@ class GrpcRecordClient final : public RecordClient {
     request.set_prefix(prefix);
     for (bool more = true; more;) {
       SPLICE_ASSIGN_OR_RETURN(v1::ListRecordsResponse response,
-                              (Call<v1::ListRecordsResponse>(member, &Stub::ListRecords, request, deadline)));
+                              (CallStore<v1::ListRecordsResponse>(member, &Stub::ListRecords, request, deadline)));
       for (v1::Record& record : *response.mutable_records()) {
         request.set_after(record.name());
         StoredRecord& known = found[record.name()];

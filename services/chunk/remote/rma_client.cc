@@ -375,7 +375,7 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk* const> chunks, const Pu
   const auto count = static_cast<int>(chunks.size());
   std::vector<transport::PutOp> ops;
   for (int i = 0; i < std::min({count, reserved.offsets_size(), reserved.existing_size()}); ++i) {
-    const std::vector<std::byte>& payload = chunks[static_cast<size_t>(i)]->payload;
+    const std::vector<std::byte>& payload = chunks[i]->payload;
     if (!reserved.existing(i)) ops.push_back({payload.data(), reserved.offsets(i), payload.size()});
   }
   const Deadline quiet_by = std::min(deadline, start + std::chrono::milliseconds(reserved.ttl_ms()) - kQuietMargin);

@@ -31,7 +31,7 @@ struct Move {
 
   int32_t slot(int32_t token) const { return source != nullptr ? source->slot(token) : token % kernels::kPageTokens; }
   int32_t page(int32_t stream, int32_t token, std::span<const int32_t> own) const {
-    return source != nullptr ? source->page(stream, token) : own[static_cast<size_t>(token / kernels::kPageTokens)];
+    return source != nullptr ? source->page(stream, token) : own[token / kernels::kPageTokens];
   }
 };
 

@@ -67,7 +67,7 @@ void CompactPages::Refill(const std::unordered_map<int32_t, int32_t>& pages) {
 
 std::vector<int64_t> CompactPages::PagesByRank(const KvShape& shape, const Needs& needs, int num_ranks,
                                                int64_t num_tokens) {
-  std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
+  std::vector<int64_t> counts(num_ranks);
   const std::vector<int32_t> order = StreamsByRank(shape, num_ranks);
   const size_t per_rank = order.size() / counts.size();
   for (size_t i = 0; i < order.size(); ++i)
@@ -81,7 +81,7 @@ absl::Status CompactPages::Reserve(int64_t num_tokens) {
   const int num_ranks = pool_.view().num_ranks();
   const std::vector<int32_t> order = StreamsByRank(shape_, num_ranks);
   const size_t per_rank = order.size() / static_cast<size_t>(num_ranks);
-  std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
+  std::vector<int64_t> counts(num_ranks);
   const auto missing = [&](int32_t stream) {
     const auto s = static_cast<size_t>(stream);
     return PagesOf(needs_, s, own) - static_cast<int64_t>(tables_[s].size());
@@ -92,7 +92,7 @@ absl::Status CompactPages::Reserve(int64_t num_tokens) {
   auto next = pages.begin();
   for (const int32_t stream : order) {
     const int64_t more = missing(stream);
-    std::vector<int32_t>& table = tables_[static_cast<size_t>(stream)];
+    std::vector<int32_t>& table = tables_[stream];
     table.insert(table.end(), next, next + more);
     next += more;
   }
@@ -107,9 +107,9 @@ absl::Status CompactPages::Become(Needs needs, int64_t num_tokens) {
   const int num_ranks = pool_.view().num_ranks();
   const std::vector<int32_t> order = StreamsByRank(shape_, num_ranks);
   const size_t per_rank = order.size() / static_cast<size_t>(num_ranks);
-  std::vector<std::vector<int32_t>> of_rank(static_cast<size_t>(num_ranks));
+  std::vector<std::vector<int32_t>> of_rank(num_ranks);
   for (size_t i = 0; i < order.size(); ++i) {
-    const std::vector<int32_t>& table = tables_[static_cast<size_t>(order[i])];
+    const std::vector<int32_t>& table = tables_[order[i]];
     of_rank[i / per_rank].insert(of_rank[i / per_rank].end(), table.begin(), table.end());
   }
   const std::vector<int64_t> wanted = PagesByRank(shape_, needs, num_ranks, num_tokens);
@@ -122,7 +122,7 @@ absl::Status CompactPages::Become(Needs needs, int64_t num_tokens) {
   for (size_t r = 0; r < wanted.size(); ++r) {
     of_rank[r].insert(of_rank[r].end(), from, from + missing[r]);
     from += missing[r];
-    pool_.Release(std::span(of_rank[r]).subspan(static_cast<size_t>(wanted[r])));
+    pool_.Release(std::span(of_rank[r]).subspan(wanted[r]));
   }
   needs_ = std::move(needs);
   own_pages_ = OwnPages(needs_, num_tokens);

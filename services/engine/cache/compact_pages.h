@@ -53,14 +53,12 @@ class CompactPages {
   // [num_layers * num_kv_heads] lists of pages. The first needs().list_pages of a stream with a list are for that list.
   std::span<const std::vector<int32_t>> tables() const { return tables_; }
   // The rank's tables in device memory, [num_layers, its heads, 2, num_dims]; null: there are no dimensions.
-  int32_t* dims(int rank) const {
-    return dims_.empty() ? nullptr : static_cast<int32_t*>(dims_[static_cast<size_t>(rank)]->data());
-  }
+  int32_t* dims(int rank) const { return dims_.empty() ? nullptr : static_cast<int32_t*>(dims_[rank]->data()); }
   const Needs& needs() const { return needs_; }
 
  private:
   CompactPages(PagePool& pool, const KvShape& shape, Needs needs)
-      : pool_(pool), shape_(shape), needs_(std::move(needs)), tables_(static_cast<size_t>(shape.num_streams())) {}
+      : pool_(pool), shape_(shape), needs_(std::move(needs)), tables_(shape.num_streams()) {}
 
   PagePool& pool_;
   const KvShape shape_;

@@ -9,7 +9,7 @@ namespace spl::engine {
 
 bool KeptTokens::KeepsPage(int32_t layer, int32_t page) const {
   const PositionRange of_page{page * kernels::kPageTokens, (page + 1) * kernels::kPageTokens};
-  return of_page.end > num_tokens || !IntersectionOf(layers[static_cast<size_t>(layer)], {&of_page, 1}).empty();
+  return of_page.end > num_tokens || !IntersectionOf(layers[layer], {&of_page, 1}).empty();
 }
 
 absl::Status ValidateKeptTokens(const KeptTokens& kept, int32_t num_layers, int64_t prompt_tokens) {

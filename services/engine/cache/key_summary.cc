@@ -61,7 +61,7 @@ KeySummary SummarizeKeys(const PagePool& pool, int32_t stream, int32_t first_pag
   KeySummary summary{stream, first_page, static_cast<int32_t>(pages.size()), {}};
   summary.keys.resize(KeySummaryBytes(summary.num_pages, view.head_dim, view.dtype));
   const size_t bytes = KeySummaryBytes(1, view.head_dim, view.dtype);
-  std::vector<double> sums(static_cast<size_t>(view.head_dim));
+  std::vector<double> sums(view.head_dim);
   for (size_t i = 0; i < pages.size(); ++i)
     SummarizePage(pool.view().k(pages[i]), view.dtype, sums, summary.keys.data() + i * bytes);
   return summary;

@@ -36,7 +36,7 @@ absl::Status PagePool::AllocateByRank(std::span<const int64_t> counts, std::vect
   if (!HasFreeLocked(counts))
     return Errorf(absl::StatusCode::kResourceExhausted, "KV pool: {} pages asked for, {} of {} are free", count,
                   NumFreeLocked(), view_.num_pages());
-  pages.reserve(static_cast<size_t>(count));
+  pages.reserve(count);
   for (size_t r = 0; r < parts_.size(); ++r) {
     if (counts[r] > 0) TakeLocked(parts_[r], counts[r], pages);
   }

@@ -106,8 +106,7 @@ void DequantizeRow(const std::byte* from, int32_t head_dim, int32_t group, T* ro
     std::memcpy(&scale, from, sizeof(scale));
     const float low = FloatOf(scale.minimum), step = FloatOf(scale.step);
     std::array<T, kLevels> levels;
-    for (int32_t level = 0; level < kLevels; ++level)
-      Round(low + static_cast<float>(level) * step, levels[static_cast<size_t>(level)]);
+    for (int32_t level = 0; level < kLevels; ++level) Round(low + static_cast<float>(level) * step, levels[level]);
     for (int32_t i = 0; i < half; ++i) {
       const auto code = std::to_integer<size_t>(codes[i]);
       row[begin + i] = levels[code & 15];

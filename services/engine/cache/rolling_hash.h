@@ -19,11 +19,10 @@ class RollingHash {
   // steps.
   uint64_t At(std::span<const int32_t> tokens, int32_t at) {
     if (started_ && at == at_ + 1) {
-      hash_ = (hash_ - Mix(tokens[static_cast<size_t>(at_)]) * oldest_power_) * kBase +
-              Mix(tokens[static_cast<size_t>(at_ + window_)]);
+      hash_ = (hash_ - Mix(tokens[at_]) * oldest_power_) * kBase + Mix(tokens[at_ + window_]);
     } else {
       hash_ = 0;
-      for (int32_t i = 0; i < window_; ++i) hash_ = hash_ * kBase + Mix(tokens[static_cast<size_t>(at + i)]);
+      for (int32_t i = 0; i < window_; ++i) hash_ = hash_ * kBase + Mix(tokens[at + i]);
     }
     started_ = true;
     at_ = at;

@@ -145,7 +145,7 @@ bool SegmentIndex::Contains(std::span<const chunk::ChunkKey> keys) const {
 
 std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,
                                                   PositionRange range, bool freeze) {
-  const auto segment = tokens.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+  const auto segment = tokens.subspan(range.begin, range.size());
   const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, segment);
   std::vector<SegmentHit> hits;
   std::lock_guard lock(mutex_);
@@ -154,9 +154,9 @@ std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace
     const auto it = entries_.find(keys[i]);
     if (it == entries_.end()) break;
     const Source& found = *it->second.source;
-    const auto here = found.source->tokens().subspan(static_cast<size_t>(it->second.offset));
+    const auto here = found.source->tokens().subspan(it->second.offset);
     if (found.namespace_key != namespace_key || here.size() < static_cast<size_t>(count) ||
-        !SameTokens(here.first(static_cast<size_t>(count)), segment.subspan(static_cast<size_t>(at), count)))
+        !SameTokens(here.first(count), segment.subspan(at, count)))
       break;
     const size_t num_hits = hits.size();
     Append(hits, {found.source, it->second.offset, range.begin + at, count});
@@ -182,8 +182,7 @@ std::vector<SegmentHit> SegmentIndex::FindText(const chunk::Digest& namespace_ke
     const Source& found = *it->second.source;
     const std::span<const int32_t> text = found.source->tokens();
     int32_t offset = it->second.offset;
-    if (found.namespace_key != namespace_key || !SameTokens(text.subspan(static_cast<size_t>(offset), kChunk),
-                                                            tokens.subspan(static_cast<size_t>(at), kChunk))) {
+    if (found.namespace_key != namespace_key || !SameTokens(text.subspan(offset, kChunk), tokens.subspan(at, kChunk))) {
       ++at;
       continue;
     }

@@ -26,6 +26,7 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
   const int32_t slot = source.slot(offset), in_first = std::min(count, kernels::kPageTokens - slot);
   const int32_t num_streams = source.num_streams();
   std::vector<int32_t> pages;
+  pages.reserve(2 * num_streams);
   for (int32_t s = 0; s < num_streams; ++s) pages.push_back(source.page(s, offset));
   if (in_first < count) {
     for (int32_t s = 0; s < num_streams; ++s) pages.push_back(source.page(s, offset + count - 1));
@@ -66,7 +67,7 @@ std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
   if (!make_room(shape.num_streams()) || !pool.Allocate(shape.num_streams(), taken).ok()) return pages;
   const std::vector<int32_t> order = StreamsByRank(shape, pool.view().num_ranks());
   pages.resize(taken.size());
-  for (size_t i = 0; i < taken.size(); ++i) pages[static_cast<size_t>(order[i])] = taken[i];
+  for (size_t i = 0; i < taken.size(); ++i) pages[order[i]] = taken[i];
   return pages;
 }
 
@@ -143,7 +144,7 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
                             const std::function<bool(int64_t num_pages)>& make_room) {
   LandingSegment landing(pool, model, tokens.size(), make_room);
   FetchedSegment fetched;
-  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));
+  std::vector<std::vector<int32_t>> pages(ShapeOf(model).num_streams());
   size_t num_tokens = 0;
   SegmentPlace where;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
@@ -179,14 +180,14 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
   std::vector<std::vector<int32_t>> pages(zeros.size());  // [stream][chunk]
   for (size_t s = 0; s < pages.size(); ++s) pages[s].assign(keys.size(), zeros[s]);
   std::vector<chunk::ChunkKey> wanted;
-  for (const int32_t chunk : chunks) wanted.push_back(keys[static_cast<size_t>(chunk)]);
+  for (const int32_t chunk : chunks) wanted.push_back(keys[chunk]);
   LandingSegment landing(pool, model, tokens.size(), make_room);
   std::vector<int32_t> taken;
   size_t num_taken = 0;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
     const std::vector<int32_t> filled = landing.Take(chunks[index], header, {begin, isolated});
     if (filled.empty()) return false;
-    for (size_t s = 0; s < pages.size(); ++s) pages[s][static_cast<size_t>(chunks[index])] = filled[s];
+    for (size_t s = 0; s < pages.size(); ++s) pages[s][chunks[index]] = filled[s];
     taken.insert(taken.end(), filled.begin(), filled.end());
     fetched.num_bytes += static_cast<int64_t>(header.payload_bytes);
     ++num_taken;
@@ -274,7 +275,7 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
     return {landed[index]};
   };
   const size_t first_stream = static_cast<size_t>(first_layer) * static_cast<size_t>(model.config().num_kv_heads);
-  std::vector<std::vector<int32_t>> pages(static_cast<size_t>(ShapeOf(model).num_streams()));  // [stream][chunk]
+  std::vector<std::vector<int32_t>> pages(ShapeOf(model).num_streams());  // [stream][chunk]
   std::vector<int32_t> taken;
   std::vector<std::byte> staged;
   SegmentPlace where;

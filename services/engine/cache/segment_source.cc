@@ -36,8 +36,7 @@ SegmentSource::SegmentSource(const SequenceKv& kv, int32_t begin, std::span<cons
   const int32_t first_page = begin / kernels::kPageTokens, num_pages = PagesFor(end) - first_page;
   for (int32_t layer = 0; layer < kv.shape().num_layers; ++layer) {
     for (int32_t head = 0; head < kv.shape().num_kv_heads; ++head) {
-      const auto pages =
-          kv.stream(layer, head).subspan(static_cast<size_t>(first_page), static_cast<size_t>(num_pages));
+      const auto pages = kv.stream(layer, head).subspan(first_page, num_pages);
       pool_.Share(pages);
       pages_.emplace_back(pages.begin(), pages.end());
     }
@@ -65,7 +64,7 @@ SegmentSource::~SegmentSource() {
 std::optional<std::span<const int32_t>> SegmentSource::text_in_front() const {
   if (begin_ == 0) return std::span<const int32_t>();
   if (prompt_ == nullptr) return std::nullopt;
-  return std::span(*prompt_).first(static_cast<size_t>(begin_));
+  return std::span(*prompt_).first(begin_);
 }
 
 std::shared_ptr<const SegmentSummary> SegmentSource::summary() const {
@@ -90,8 +89,8 @@ bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, 
   if (hit.source->isolated()) return false;
   const std::optional<std::span<const int32_t>> seen = hit.source->text_in_front();
   if (!seen.has_value()) return false;
-  const std::span<const int32_t> own = hit.source->tokens().first(static_cast<size_t>(hit.offset));
-  const std::span<const int32_t> here = tokens.first(static_cast<size_t>(hit.target));
+  const std::span<const int32_t> own = hit.source->tokens().first(hit.offset);
+  const std::span<const int32_t> here = tokens.first(hit.target);
   size_t same = CommonEnd(here, own);
   if (same == own.size()) same += CommonEnd(here.first(here.size() - own.size()), *seen);
   return same >= static_cast<size_t>(hit.target - first_copy) && own.size() + seen->size() - same <= kForeignTokensMax;

@@ -41,7 +41,7 @@ class SegmentSource {
   bool is_whole() const { return whole_; }
   // Page and slot of the source's token `offset`; `stream` counts [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
-    return pages_[static_cast<size_t>(stream)][static_cast<size_t>((first_slot_ + offset) / kernels::kPageTokens)];
+    return pages_[stream][(first_slot_ + offset) / kernels::kPageTokens];
   }
   int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
   int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }

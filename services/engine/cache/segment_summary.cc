@@ -49,12 +49,12 @@ std::vector<int32_t> MostAttended(std::span<const float> scores) {
   std::vector<int32_t> best(scores.size());
   std::iota(best.begin(), best.end(), 0);
   const auto score = [&](int32_t i) {
-    const float s = scores[static_cast<size_t>(i)];
+    const float s = scores[i];
     return std::isnan(s) ? -INFINITY : s;
   };
   std::nth_element(best.begin(), best.begin() + k, best.end(),
                    [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a < b; });
-  best.resize(static_cast<size_t>(k));
+  best.resize(k);
   std::sort(best.begin(), best.end());
   return best;
 }
@@ -68,16 +68,15 @@ absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelC
   const int32_t num_pages = PagesFor(first_slot + hit.num_tokens);
   SegmentSummary summary;
   summary.tile_means.resize(static_cast<size_t>(config.num_layers) * num_tiles * heads * d);
-  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::vector<int32_t> pages(num_pages);
   std::vector<std::byte> read(pages.size() * page_bytes);
   std::vector<double> sum(d);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     for (size_t head = 0; head < heads; ++head) {
       const int32_t stream = layer * config.num_kv_heads + static_cast<int32_t>(head);
       for (int32_t i = 0; i < num_pages; ++i)
-        pages[static_cast<size_t>(i)] =
-            hit.source->page(stream, std::min(hit.offset + i * kernels::kPageTokens - (i > 0 ? first_slot : 0),
-                                              hit.offset + hit.num_tokens - 1));
+        pages[i] = hit.source->page(stream, std::min(hit.offset + i * kernels::kPageTokens - (i > 0 ? first_slot : 0),
+                                                     hit.offset + hit.num_tokens - 1));
       SPLICE_RETURN_IF_ERROR(hit.source->pool().ReadPages(pages, read.data()));
       for (size_t tile = 0; tile < num_tiles; ++tile) {
         const int32_t begin = static_cast<int32_t>(tile) * kernels::kPageTokens;

@@ -19,7 +19,7 @@ uint64_t NextId() {
 
 std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks) {
   std::vector<int32_t> streams;
-  streams.reserve(static_cast<size_t>(shape.num_streams()));
+  streams.reserve(shape.num_streams());
   const int32_t heads = shape.num_kv_heads / num_ranks;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -32,11 +32,11 @@ std::vector<int32_t> StreamsByRank(const KvShape& shape, int num_ranks) {
 
 std::vector<int64_t> PagesByRank(const KvShape& shape, const StreamClasses* classes, int num_ranks,
                                  int64_t num_tokens) {
-  std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
+  std::vector<int64_t> counts(num_ranks);
   const int32_t heads = shape.num_kv_heads / num_ranks;
   for (int32_t s = 0; s < shape.num_streams(); ++s) {
-    const int32_t hole = classes == nullptr ? 0 : HoleOf((*classes)[static_cast<size_t>(s)], num_tokens).size();
-    counts[static_cast<size_t>(s % shape.num_kv_heads / heads)] += PagesFor(num_tokens) - hole;
+    const int32_t hole = classes == nullptr ? 0 : HoleOf((*classes)[s], num_tokens).size();
+    counts[s % shape.num_kv_heads / heads] += PagesFor(num_tokens) - hole;
   }
   return counts;
 }
@@ -46,7 +46,7 @@ SequenceKv::SequenceKv(PagePool& pool, const KvShape& shape, std::shared_ptr<con
       id_(NextId()),
       shape_(shape),
       classes_(std::move(classes)),
-      streams_(static_cast<size_t>(shape.num_streams())),
+      streams_(shape.num_streams()),
       holes_(classes_ == nullptr ? 0 : static_cast<size_t>(shape.num_streams())) {
   SPLICE_CHECK(shape.num_kv_heads % pool.view().num_ranks() == 0, "the pool's ranks do not divide the KV heads");
   SPLICE_CHECK(classes_ == nullptr || classes_->size() == streams_.size(), "a class for each head stream");
@@ -97,7 +97,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   // Gives pages stream by stream: the pages that one layer writes lie together, and travel as few large runs.
   const std::vector<int32_t> order = StreamsByRank(shape_, pool_.view().num_ranks());
   std::vector<PageHole> holes(holes_.size());
-  std::vector<int64_t> counts(static_cast<size_t>(pool_.view().num_ranks()));
+  std::vector<int64_t> counts(pool_.view().num_ranks());
   for (const int32_t stream : order) {
     const auto s = static_cast<size_t>(stream);
     if (!holes.empty()) holes[s] = HoleWith(s, num_tokens);
@@ -119,7 +119,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
     }
     if (hole.size() == 0) continue;
     for (int32_t page = std::max(hole.begin, holes_[s].end); page < std::min(hole.end, begin); ++page) {
-      int32_t& entry = streams_[s][static_cast<size_t>(page)];
+      int32_t& entry = streams_[s][page];
       if (entry != kernels::kNoPage) left_out.push_back(std::exchange(entry, kernels::kNoPage));
     }
   }
@@ -162,8 +162,7 @@ void SequenceKv::KeepOnly(std::shared_ptr<const KeptTokens> kept) {
   for (int32_t s = 0; s < shape_.num_streams(); ++s) {
     for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
       if (!kept_->KeepsPage(s / shape_.num_kv_heads, page))
-        left_out.push_back(
-            std::exchange(streams_[static_cast<size_t>(s)][static_cast<size_t>(page)], kernels::kNoPage));
+        left_out.push_back(std::exchange(streams_[s][page], kernels::kNoPage));
     }
   }
   num_dropped_ = static_cast<int64_t>(left_out.size());
@@ -278,7 +277,7 @@ void SequenceKv::CheckInvariants() const {
     const PageHole hole = classes_ == nullptr ? PageHole{} : holes_[s];
     SPLICE_CHECK(static_cast<int32_t>(streams_[s].size()) == num_pages_per_stream(), "streams of different lengths");
     for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
-      const int32_t entry = streams_[s][static_cast<size_t>(page)];
+      const int32_t entry = streams_[s][page];
       const bool in_hole = (page >= hole.begin && page < hole.end) ||
                            (kept_ != nullptr && !kept_->KeepsPage(static_cast<int32_t>(s) / shape_.num_kv_heads, page));
       SPLICE_CHECK((entry == kernels::kNoPage) == in_hole, "a page in a hole, or none outside of it");

@@ -98,7 +98,7 @@ class SequenceKv {
   void FreezeHoles();
   void ThawHoles();
   const std::shared_ptr<const StreamClasses>& classes() const { return classes_; }  // null: all streams keep everything
-  PageHole hole(int32_t stream) const { return classes_ == nullptr ? PageHole{} : holes_[static_cast<size_t>(stream)]; }
+  PageHole hole(int32_t stream) const { return classes_ == nullptr ? PageHole{} : holes_[stream]; }
 
   std::span<const int32_t> stream(int32_t layer, int32_t kv_head) const {
     return streams_[static_cast<size_t>(layer) * shape_.num_kv_heads + kv_head];

@@ -24,7 +24,7 @@ SpareNeed SparesFor(const KvShape& shape, const StreamClasses& classes, int num_
   SpareNeed need{.lists_of_rank = std::vector<int32_t>(static_cast<size_t>(num_ranks))};
   int32_t num_local = 0;
   for (int32_t s = 0; s < shape.num_streams(); ++s) {
-    const HeadClass& head = classes[static_cast<size_t>(s)];
+    const HeadClass& head = classes[s];
     num_local += head.is_global ? 0 : 1;
     const int32_t hole = HoleOf(head, num_tokens).size();
     need.pages_per_list = std::max(need.pages_per_list, hole);
@@ -48,10 +48,10 @@ absl::StatusOr<std::vector<int32_t>> AssignSpares(const KvShape& shape, const St
   for (size_t i = 0; i < restored.size(); ++i) {
     const int32_t stream = restored[i];
     if (stream < 0 || stream >= shape.num_streams() || (i > 0 && stream <= restored[i - 1]) ||
-        classes[static_cast<size_t>(stream)].is_global)
+        classes[stream].is_global)
       return InvalidArgument("restored heads: {} is not the next local head of {} layers with {} KV heads", stream,
                              shape.num_layers, shape.num_kv_heads);
-    if (HoleOf(classes[static_cast<size_t>(stream)], num_tokens).size() == 0) {
+    if (HoleOf(classes[stream], num_tokens).size() == 0) {
       assigned.push_back(-1);
       continue;
     }

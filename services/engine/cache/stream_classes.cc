@@ -33,7 +33,7 @@ std::shared_ptr<const StreamClasses> WithRestored(std::shared_ptr<const StreamCl
   std::vector<HeadClass> heads(classes->begin(), classes->end());
   bool any = false;
   for (const int32_t stream : streams) {
-    HeadClass& head = heads[static_cast<size_t>(stream)];
+    HeadClass& head = heads[stream];
     any |= !head.is_global;
     head = {};
   }
@@ -53,7 +53,7 @@ kernels::HeadVisibility VisibilityOf(const StreamClasses* classes, const ModelCo
                                      int32_t kv_head) {
   const kernels::HeadVisibility own = config.visibility(layer);
   if (classes == nullptr) return own;
-  return ClassVisibility((*classes)[static_cast<size_t>(layer * config.num_kv_heads + kv_head)], own);
+  return ClassVisibility((*classes)[layer * config.num_kv_heads + kv_head], own);
 }
 
 bool OfModel(const StreamClasses& classes, const ModelConfig& config) {

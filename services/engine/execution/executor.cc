@@ -195,7 +195,7 @@ void Executor::ViewPageTables(int32_t layer) {
 
 kernels::RopeSequence Executor::RopeRows(size_t sequence) const {
   const RowSpan& rows = spans_[sequence];
-  const size_t heads = static_cast<size_t>(model_->config().num_kv_heads);
+  const size_t heads = model_->config().num_kv_heads;
   return {rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
           std::span(table_views_).subspan(sequence * heads, heads)};
 }

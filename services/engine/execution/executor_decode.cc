@@ -205,7 +205,7 @@ absl::Status Executor::MeasureKept(std::span<const DecodeRow> rows, int32_t laye
 
 float& Executor::MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const {
   const ModelConfig& whole = whole_->config();
-  const size_t first = static_cast<size_t>(model_->first_kv_head() * (whole.num_qo_heads / whole.num_kv_heads));
+  const int32_t first = model_->first_kv_head() * (whole.num_qo_heads / whole.num_kv_heads);
   return row.mass->kept[static_cast<size_t>(layer) * static_cast<size_t>(whole.num_qo_heads) + first + query_head];
 }
 
@@ -214,12 +214,12 @@ void Executor::ProbeOutside(std::span<const DecodeRow> rows, int32_t layer) {
   const ModelConfig& c = model_->config();
   const int32_t group = c.num_qo_heads / c.num_kv_heads;
   const kernels::ConstActivations q = query();
-  std::vector<float> row_q(static_cast<size_t>(c.head_dim));
+  std::vector<float> row_q(c.head_dim);
   for (size_t s = 0; s < rows.size(); ++s) {
     if (rows[s].probe == nullptr) continue;
     HeadProbe& probe = *rows[s].probe;
     for (int32_t head = 0; head < c.num_kv_heads; ++head) {
-      const auto stream = static_cast<size_t>(layer * whole_->config().num_kv_heads + model_->first_kv_head() + head);
+      const int32_t stream = layer * whole_->config().num_kv_heads + model_->first_kv_head() + head;
       if (probe.summaries[stream] == nullptr) continue;
       float& most = probe.outside[stream];
       most = 0;

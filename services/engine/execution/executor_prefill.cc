@@ -93,7 +93,7 @@ absl::Status Executor::LoadHidden(std::span<const PrefillSlice> slices) {
     const HiddenStates& hidden = *slices[s].hidden;
     row_ids_.clear();
     for (const int32_t position : slices[s].positions) row_ids_.push_back(position - hidden.first_position);
-    const auto num_rows = static_cast<int64_t>(hidden.memory->size() / (sizeof(float) * static_cast<size_t>(width)));
+    const auto num_rows = static_cast<int64_t>(hidden.memory->size() / (sizeof(float) * width));
     SPLICE_RETURN_IF_ERROR(
         GatherRows(hidden.memory->data(), num_rows, row_ids_, F32(ws_.residual) + spans_[s].begin * width));
   }
@@ -160,8 +160,8 @@ absl::Status Executor::AttendPrefill(std::span<const PrefillSlice> slices, const
   for (size_t s = 0; s < slices.size(); ++s) {
     layer_plans_.push_back(plan(s, layer));
     for (int32_t h = first; h < first + c.num_kv_heads; ++h)
-      stream_views_.push_back({spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len),
-                               layer_plans_[s].visibility[static_cast<size_t>(h)]});
+      stream_views_.push_back(
+          {spans_[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), layer_plans_[s].visibility[h]});
     if (slices[s].observers == nullptr) continue;
     for (const LayerObserver* const observer : *slices[s].observers)
       wants_lse |= observer->wants_lse(layer, layer_plans_[s]);

@@ -66,7 +66,7 @@ absl::Status Executor::Project(kernels::Activations residual, kernels::Activatio
 }
 
 absl::StatusOr<std::span<float>> Executor::Logits() {
-  const size_t count = static_cast<size_t>(num_logit_rows_ * model_->vocab().size());
+  const size_t count = num_logit_rows_ * model_->vocab().size();
   if (model_->backend().host_memory()) return std::span<float>(F32(ws_.logits), count);
   SPLICE_ASSIGN_OR_RETURN(const void* host, session_->ReadBack(ws_.logits->data(), count * sizeof(float)));
   host_logits_.assign(static_cast<const float*>(host), static_cast<const float*>(host) + count);
@@ -84,7 +84,7 @@ absl::StatusOr<std::span<const int32_t>> Executor::Argmax() {
 }
 
 absl::StatusOr<Executor::Best> Executor::ArgmaxWithLogits() {
-  const size_t rows = static_cast<size_t>(num_logit_rows_);
+  const size_t rows = num_logit_rows_;
   int32_t* out = Int32(ws_.argmax);
   SPLICE_RETURN_IF_ERROR(model_->backend().Argmax(context(), {.logits = F32(ws_.logits),
                                                               .out = out,
@@ -96,7 +96,7 @@ absl::StatusOr<Executor::Best> Executor::ArgmaxWithLogits() {
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::AllocateScores(int64_t count) const {
-  return model_->backend().Allocate(sizeof(float) * static_cast<size_t>(std::max<int64_t>(count, 1)));
+  return model_->backend().Allocate(sizeof(float) * std::max<int64_t>(count, 1));
 }
 
 absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores,
@@ -105,7 +105,7 @@ absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& 
   const kernels::Backend& backend = model_->backend();
   const auto* from = static_cast<const float*>(scores.data());
   if (pool_radius > 0) {
-    SPLICE_RETURN_IF_ERROR(Grow(ws_.pooled, sizeof(float) * static_cast<size_t>(num_scores)));
+    SPLICE_RETURN_IF_ERROR(Grow(ws_.pooled, sizeof(float) * num_scores));
     SPLICE_RETURN_IF_ERROR(backend.PoolScores(context(), {from, num_scores, pool_radius, F32(ws_.pooled)}));
     from = F32(ws_.pooled);
   }

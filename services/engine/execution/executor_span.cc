@@ -74,8 +74,8 @@ absl::Status Executor::AllocateSpan(int64_t num_rows, bool wants_lse) {
 // Makes rows [begin, end) of the span the batch.
 absl::Status Executor::StageSpan(const SpanPass& pass, int32_t begin, int32_t end, int64_t kv_len) {
   const auto count = static_cast<size_t>(end - begin);
-  const auto tokens = pass.slice.tokens.subspan(static_cast<size_t>(begin), count);
-  const auto positions = pass.slice.positions.subspan(static_cast<size_t>(begin), count);
+  const auto tokens = pass.slice.tokens.subspan(begin, count);
+  const auto positions = pass.slice.positions.subspan(begin, count);
   tokens_.assign(tokens.begin(), tokens.end());
   positions_.assign(positions.begin(), positions.end());
   spans_.assign(1, {0, end - begin, kv_len, pass.slice.kv});
@@ -88,7 +88,7 @@ absl::Status Executor::SpanKeys(const SpanPass& pass, int32_t begin, int32_t end
   const ModelConfig& c = model_->config();
   const kernels::Backend& backend = model_->backend();
   const LayerWeights& weights = model_->layer(pass.layer);
-  SPLICE_RETURN_IF_ERROR(StageSpan(pass, begin, end, pass.slice.positions[static_cast<size_t>(end - 1)] + 1));
+  SPLICE_RETURN_IF_ERROR(StageSpan(pass, begin, end, pass.slice.positions[end - 1] + 1));
   float* hidden = F32(pass.slice.hidden->memory) +
                   int64_t{pass.slice.positions.front() + begin - pass.slice.hidden->first_position} * c.hidden_size;
   if (pass.layer == 0) {
@@ -118,8 +118,7 @@ absl::Status Executor::SpanAttention(const SpanPass& pass) {
   SPLICE_RETURN_IF_ERROR(StageSpan(pass, 0, static_cast<int32_t>(pass.slice.tokens.size()), kv_len));
   stream_views_.clear();
   for (int32_t h = first; h < first + c.num_kv_heads; ++h)
-    stream_views_.push_back(
-        {pass.slice.kv->stream(pass.layer, h), kv_len, pass.plan.visibility[static_cast<size_t>(h)]});
+    stream_views_.push_back({pass.slice.kv->stream(pass.layer, h), kv_len, pass.plan.visibility[h]});
   const kernels::PrefillSequence sequence{0, num_rows_, positions_, stream_views_};
   const kernels::ConstActivations q = At(ws_.span_q, ws_.q ? activation_dtype_ : kernels::DType::kF32, 0);
   bool chose = false;
@@ -133,7 +132,7 @@ absl::Status Executor::SpanAttention(const SpanPass& pass) {
                                                                                   .layer = pass.layer,
                                                                                   .task = pass.plan.lines,
                                                                                   .first_kv_head = first}));
-    for (const int32_t head : heads) stream_views_[static_cast<size_t>(head)].visibility = lines_->Visibility(head);
+    for (const int32_t head : heads) stream_views_[head].visibility = lines_->Visibility(head);
     chose = !heads.empty();
   }
   const bool measures = chose && !pass.plan.lines->held_out.empty();
@@ -172,7 +171,7 @@ absl::StatusOr<LineFidelity> Executor::SpanFidelity(const SpanPass& pass, const 
       Grow(scratch_.q, static_cast<size_t>(count * seen.q_row_stride) * kernels::DTypeBytes(q_dtype)));
   SPLICE_RETURN_IF_ERROR(
       Grow(scratch_.out, static_cast<size_t>(count * c.q_size()) * kernels::DTypeBytes(activation_dtype_)));
-  SPLICE_RETURN_IF_ERROR(Grow(scratch_.lse, static_cast<size_t>(count * heads) * sizeof(float)));
+  SPLICE_RETURN_IF_ERROR(Grow(scratch_.lse, count * heads * sizeof(float)));
   SPLICE_RETURN_IF_ERROR(model_->backend().GatherRows(context(), {.table = seen.q.data,
                                                                   .dtype = q_dtype,
                                                                   .num_table_rows = num_rows_,
@@ -182,8 +181,8 @@ absl::StatusOr<LineFidelity> Executor::SpanFidelity(const SpanPass& pass, const 
   tokens_.clear();
   positions_.clear();
   for (const int32_t row : held_out) {
-    tokens_.push_back(pass.slice.tokens[static_cast<size_t>(row)]);
-    positions_.push_back(pass.slice.positions[static_cast<size_t>(row)]);
+    tokens_.push_back(pass.slice.tokens[row]);
+    positions_.push_back(pass.slice.positions[row]);
   }
   num_rows_ = static_cast<int32_t>(count);
   spans_[0].end = num_rows_;
@@ -201,9 +200,8 @@ absl::StatusOr<LineFidelity> Executor::SpanFidelity(const SpanPass& pass, const 
   const int64_t group = heads / c.num_kv_heads;
   LineFidelity fidelity(static_cast<size_t>(c.num_kv_heads), 0);
   for (int64_t i = 0; i < count * heads; ++i)
-    fidelity[static_cast<size_t>(i % heads / group)] +=
-        std::clamp(std::exp(double{on_lines[static_cast<size_t>(i)]} - on_all[i]), 0.0, 1.0) /
-        static_cast<double>(count * group);
+    fidelity[i % heads / group] +=
+        std::clamp(std::exp(double{on_lines[i]} - on_all[i]), 0.0, 1.0) / static_cast<double>(count * group);
   return fidelity;
 }
 

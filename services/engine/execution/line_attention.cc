@@ -65,7 +65,7 @@ absl::Status LineAttention::Report(bool cells, const LineFidelity& fidelity, Lin
     report.sampled += result.total;
     report.covered += result.dense != 0 ? result.total : std::max(0.0f, result.total - result.uncovered);
     if (fidelity.empty()) continue;
-    const double mass = fidelity[static_cast<size_t>(head)];
+    const double mass = fidelity[head];
     report.held_out_mass += mass;
     report.held_out_lowest = std::min(report.held_out_lowest, mass);
     ++report.held_out_heads;
@@ -86,7 +86,7 @@ absl::Status LineAttention::CountCells(LineReport& report) {
   const auto* column_masks = reinterpret_cast<const uint64_t*>(static_cast<const std::byte*>(host) + (masks - begin));
   const double first = sizes.first_position, rows = sizes.num_rows;
   for (const int32_t head : heads_) {
-    const kernels::LineVisibility& lines = visibilities_[static_cast<size_t>(head)];
+    const kernels::LineVisibility& lines = visibilities_[head];
     report.cells += CountLineCells(lines, tiles + int64_t{head} * lines.num_row_tiles() * lines.tile_words,
                                    column_masks + head * mask_words);
     report.causal_cells += rows * first + rows * (rows + 1) / 2;

@@ -62,7 +62,7 @@ class LineAttention {
   absl::StatusOr<std::span<const int32_t>> Select(const Call& call);
   // Visibility of a head that chose. Valid until the next Select.
   kernels::HeadVisibility Visibility(int32_t head) const {
-    return {.rule = kernels::VisibilityRule::kLines, .lines = &visibilities_[static_cast<size_t>(head)]};
+    return {.rule = kernels::VisibilityRule::kLines, .lines = &visibilities_[head]};
   }
   // Waits for the device. Counts cells if `cells`. `fidelity` has an entry for each head of the rank, or is empty.
   absl::Status Report(bool cells, const LineFidelity& fidelity, LineReport& report);

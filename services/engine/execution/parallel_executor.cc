@@ -226,7 +226,7 @@ absl::StatusOr<std::vector<int32_t>> ParallelExecutor::SelectTop(const RankScore
 
 absl::Status ParallelExecutor::AlignCopy(std::span<const AlignPlan> plans) {
   if (team_ == nullptr) return ranks_[0]->AlignCopy(plans[0]);
-  return team_->Run([&](int r) { return ranks_[r]->AlignCopy(plans[static_cast<size_t>(r)]); });
+  return team_->Run([&](int r) { return ranks_[r]->AlignCopy(plans[r]); });
 }
 
 absl::Status ParallelExecutor::Decode(std::span<const DecodeRow> rows) {
@@ -244,13 +244,13 @@ absl::Status ParallelExecutor::ComputeLogits(std::span<const int32_t> rows) {
 
 absl::StatusOr<std::span<float>> ParallelExecutor::Logits() {
   if (team_ == nullptr) return ranks_[0]->Logits();
-  const size_t vocab = static_cast<size_t>(model_->config().vocab_size);
-  const size_t rows = static_cast<size_t>(ranks_[0]->num_logit_rows());
+  const size_t vocab = model_->config().vocab_size;
+  const size_t rows = ranks_[0]->num_logit_rows();
   logits_.resize(rows * vocab);
   SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(const std::span<float> part, ranks_[r]->Logits());
     const Range ids = model_->rank(r).vocab();
-    const size_t width = static_cast<size_t>(ids.size());
+    const size_t width = ids.size();
     for (size_t row = 0; row < rows; ++row)
       std::copy_n(part.begin() + row * width, width, logits_.begin() + row * vocab + ids.begin);
     return absl::OkStatus();

@@ -124,7 +124,7 @@ void TokenChoices::ViewLayer(int32_t layer) {
     for (size_t h = 0; h < heads; ++h) {
       const auto head = first + static_cast<int32_t>(h);
       pages_[s * heads + h] = rows_[s].kv->stream(layer, head);
-      const std::span<const int32_t> table = selection.compact_tables[static_cast<size_t>(layer * whole_heads + head)];
+      const std::span<const int32_t> table = selection.compact_tables[layer * whole_heads + head];
       lists_of_[s * heads + h] = table.first(std::min(list_pages, table.size()));
       compact_[s * heads + h] = table.subspan(std::min(list_pages, table.size()));
     }
@@ -132,11 +132,11 @@ void TokenChoices::ViewLayer(int32_t layer) {
     sequence.compact_tables = std::span(compact_).subspan(s * heads, heads);
     sequence.list_tables = std::span(lists_of_).subspan(s * heads, heads);
     sequence.first_fresh = selection.first_fresh;
-    sequence.step = selection.layers[static_cast<size_t>(layer)];
+    sequence.step = selection.layers[layer];
     sequence.budget = selection.budget;
     sequence.recent = selection.recent;
     if (selection.dims != nullptr && !plans_.empty()) {
-      const int32_t num_dims = plans_[static_cast<size_t>(selection.plan)].scoring.num_dims;
+      const int32_t num_dims = plans_[selection.plan].scoring.num_dims;
       sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * num_dims;
     }
   }
@@ -164,8 +164,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
   for (size_t s = 0; s < of_layer_.size(); ++s) {
     const kernels::SequenceSelection& selection = sequences_[s];
     if (selection.layers.empty()) continue;
-    of_layer_[s].step =
-        selection.plan == number ? selection.layers[static_cast<size_t>(layer)] : kernels::LayerSelection();
+    of_layer_[s].step = selection.plan == number ? selection.layers[layer] : kernels::LayerSelection();
   }
   if (own.scoring.scoring == TokenScoring::kCompactKeys)
     return backend.SelectTokens(context, {.shape = shape,

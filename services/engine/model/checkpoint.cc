@@ -62,6 +62,13 @@ bool Checkpoint::Contains(const std::string& name) const {
   return false;
 }
 
+absl::StatusOr<TensorView> Checkpoint::Find(const std::string& name) const {
+  for (const auto& file : files_) {
+    if (file->Contains(name)) return file->Find(name);
+  }
+  return Errorf(absl::StatusCode::kNotFound, "{}: tensor '{}' is missing", dir_, name);
+}
+
 absl::StatusOr<TensorView> Checkpoint::Find(const std::string& name, const std::vector<int64_t>& shape) const {
   for (const auto& file : files_) {
     if (!file->Contains(name)) continue;

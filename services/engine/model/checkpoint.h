@@ -19,6 +19,7 @@ class Checkpoint {
 
   // NotFound: no file has the tensor; the message names the folder. InvalidArgument: the tensor has another shape.
   absl::StatusOr<TensorView> Find(const std::string& name, const std::vector<int64_t>& shape) const;
+  absl::StatusOr<TensorView> Find(const std::string& name) const;  // accepts any shape
   bool Contains(const std::string& name) const;
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 

@@ -7,25 +7,28 @@
 #include <numeric>
 #include <sstream>
 
+#include "services/base/field_error.h"
+#include "services/base/json_object_reader.h"
+#include "services/base/json_parser.h"
 #include "services/base/status.h"
-#include "services/engine/model/json_fields.h"
 
 namespace spl::engine {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonObjectReader<json>;
 
 constexpr int32_t kRedKnotSinks = 4;
 
 // A list of num_layers lists of num_kv_heads entries. Null: Fail was called.
-const json* Table(JsonFields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
-  const json* table = fields.Array(field);
+const json* Table(Fields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
+  const json* table = fields.List(field);
   if (table == nullptr) return nullptr;
   const bool right = table->size() == static_cast<size_t>(num_layers) &&
                      std::all_of(table->begin(), table->end(), [&](const json& row) {
                        return row.is_array() && row.size() == static_cast<size_t>(num_kv_heads);
                      });
-  if (!right) fields.Fail(field, fmt::format("is not {} lists of {} heads", num_layers, num_kv_heads));
+  if (!right) fields.Fail(field, fmt::format("must be {} lists of {} heads", num_layers, num_kv_heads));
   return right ? table : nullptr;
 }
 
@@ -70,11 +73,11 @@ absl::StatusOr<HeadClassMap> ImportDuoAttention(const std::string& tsv, const st
 }
 
 absl::StatusOr<HeadClassMap> ImportRedKnot(const std::string& text, const std::string& source) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return InvalidArgument("{}: not a JSON object", source);
-  JsonFields fields(root, source);
-  const int32_t num_layers = fields.Int("num_layers", 1, 4096), num_kv_heads = fields.Int("num_kv_heads", 1, 4096);
-  const int32_t dense_prefix = fields.Int("dense_prefix_layers", 0, num_layers, 0);
+  SPLICE_ASSIGN_OR_RETURN(const json root, ParseJsonObject(text, source));
+  Fields fields(root, source + ": ");
+  const int32_t num_layers = fields.RequireInt("num_layers", 1, 4096),
+                num_kv_heads = fields.RequireInt("num_kv_heads", 1, 4096);
+  const int32_t dense_prefix = fields.IntOr("dense_prefix_layers", 0, num_layers, 0);
   if (!fields.Has("kv_head_classification")) fields.Fail("kv_head_classification", "is missing");
   if (!fields.Has("kv_head_max_distance")) fields.Fail("kv_head_max_distance", "is missing");
   const json* names = Table(fields, "kv_head_classification", num_layers, num_kv_heads);
@@ -84,11 +87,10 @@ absl::StatusOr<HeadClassMap> ImportRedKnot(const std::string& text, const std::s
   std::vector<HeadClass> classes;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     for (int32_t head = 0; head < num_kv_heads; ++head) {
-      const auto entry = [&](const json* table) {
-        return (*table)[static_cast<size_t>(layer)][static_cast<size_t>(head)];
-      };
+      const auto entry = [&](const json* table) { return (*table)[layer][head]; };
       const auto fail = [&](const char* field, const json& value) {
-        return InvalidArgument("{}: '{}' of layer {} head {} is {}", source, field, layer, head, value.dump());
+        return FieldError(fmt::format("{}: {}", source, field),
+                          fmt::format("layer {} head {} must not be {}", layer, head, value.dump()));
       };
       HeadClass& out = classes.emplace_back();
       const json name = entry(names), distance = entry(distances),

@@ -6,14 +6,18 @@
 #include <numeric>
 
 #include "services/base/check.h"
+#include "services/base/field_error.h"
 #include "services/base/ids.h"
+#include "services/base/json_object_reader.h"
+#include "services/base/json_parser.h"
+#include "services/base/read_file.h"
 #include "services/base/status.h"
-#include "services/engine/model/json_fields.h"
 
 namespace spl::engine {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonObjectReader<json>;
 
 constexpr char kFormat[] = "splice-head-classes-1";
 
@@ -25,35 +29,52 @@ const HeadPreset kPresets[] = {
 
 // Reads a table [layer][kv_head]. `read` takes one entry and returns what is wrong with it, or nothing.
 template <typename Read>
-void ReadTable(JsonFields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads, const Read& read) {
-  const json* table = fields.Array(field);
+void ReadTable(Fields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads, const Read& read) {
+  const json* table = fields.List(field);
   if (table == nullptr) {
     if (!fields.Has(field)) fields.Fail(field, "is missing");
     return;
   }
   if (table->size() != static_cast<size_t>(num_layers))
-    return fields.Fail(field, fmt::format("has {} layers, num_layers is {}", table->size(), num_layers));
+    return fields.Fail(field, fmt::format("must have {} layers (num_layers), got {}", num_layers, table->size()));
   for (int32_t layer = 0; layer < num_layers; ++layer) {
-    const json& row = (*table)[static_cast<size_t>(layer)];
+    const json& row = (*table)[layer];
     if (!row.is_array() || row.size() != static_cast<size_t>(num_kv_heads))
-      return fields.Fail(field, fmt::format("layer {} is not a list of {} heads", layer, num_kv_heads));
+      return fields.Fail(field, fmt::format("layer {} must be a list of {} heads", layer, num_kv_heads));
     for (int32_t head = 0; head < num_kv_heads; ++head) {
       const auto index = static_cast<size_t>(layer * num_kv_heads + head);
-      if (const std::string why = read(index, row[static_cast<size_t>(head)]); !why.empty())
+      if (const std::string why = read(index, row[head]); !why.empty())
         return fields.Fail(field, fmt::format("layer {} head {} {}", layer, head, why));
     }
   }
 }
 
-std::vector<float> ReadScores(JsonFields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
-  std::vector<float> scores(static_cast<size_t>(num_layers * num_kv_heads));
+std::vector<float> ReadScores(Fields& fields, const char* field, int32_t num_layers, int32_t num_kv_heads) {
+  std::vector<float> scores(num_layers * num_kv_heads);
   ReadTable(fields, field, num_layers, num_kv_heads, [&](size_t i, const json& value) -> std::string {
     if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > 2)
-      return fmt::format("is {}, not a number in [0, 2]", value.dump());
+      return fmt::format("must be a number in [0, 2], got {}", value.dump());
     scores[i] = value.get<float>();
     return "";
   });
   return scores;
+}
+
+absl::StatusOr<FfnSchedule> ReadFfn(const json& object, const std::string& path, int32_t num_layers) {
+  FfnSchedule ffn;
+  Fields fields(object, path);
+  const auto share = [&](const char* field, double fallback) {
+    const double value = fields.PositiveOr(field, fallback);
+    if (value > 1) fields.Fail(field, fmt::format("must lie in (0, 1], got {}", value));
+    return value;
+  };
+  ffn.mass = share("mass", ffn.mass);
+  ffn.dense_layers = fields.IntOr("dense_layers", -1, num_layers, ffn.dense_layers);
+  ffn.recent = fields.IntOr("recent", 0, kHeadWindowMax, ffn.recent);
+  ffn.deep_layer = fields.IntOr("deep_layer", -1, num_layers, ffn.deep_layer);
+  ffn.deep_mass = share("deep_mass", ffn.deep_mass);
+  SPLICE_RETURN_IF_ERROR(fields.status());
+  return ffn;
 }
 
 // Reads an integer of a local head. The entry of a global head is ignored.
@@ -61,7 +82,7 @@ auto IntoLocal(std::vector<HeadClass>& classes, int32_t HeadClass::*member, int3
   return [&classes, member, low, what](size_t i, const json& value) -> std::string {
     if (classes[i].is_global) return "";
     if (!value.is_number_integer() || value.get<int64_t>() < low || value.get<int64_t>() > kHeadWindowMax)
-      return fmt::format("is local with {} {}, which must lie in [{}, {}]", what, value.dump(), low, kHeadWindowMax);
+      return fmt::format("is local: its {} must lie in [{}, {}], got {}", what, low, kHeadWindowMax, value.dump());
     classes[i].*member = value.get<int32_t>();
     return "";
   };
@@ -134,11 +155,11 @@ HeadClassMap HeadClassMap::FromProfile(int32_t num_layers, int32_t num_kv_heads,
 
 HeadClassMap HeadClassMap::Spread(int32_t num_layers, int32_t num_kv_heads, const HeadPreset& preset) {
   const int64_t num_heads = int64_t{num_layers} * num_kv_heads;
-  std::vector<HeadClass> classes(static_cast<size_t>(num_heads));
+  std::vector<HeadClass> classes(num_heads);
   const auto global_before = [&](int64_t i) { return std::llround(preset.global_share * static_cast<double>(i)); };
   for (int64_t i = 0; i < num_heads; ++i) {
     if (i >= preset.dense_prefix_layers * num_kv_heads && global_before(i + 1) == global_before(i))
-      classes[static_cast<size_t>(i)] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
+      classes[i] = {.is_global = false, .window = preset.window, .sinks = preset.sinks};
   }
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset.name;
@@ -146,17 +167,18 @@ HeadClassMap HeadClassMap::Spread(int32_t num_layers, int32_t num_kv_heads, cons
 }
 
 absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const std::string& source) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return InvalidArgument("{}: not a JSON object", source);
-  JsonFields fields(root, source);
-  if (fields.String("format", "") != kFormat)
-    return InvalidArgument("{}: 'format' is not \"{}\"; import other formats with splice profile --import", source,
-                           kFormat);
-  const int32_t num_layers = fields.Int("num_layers", 1, 4096), num_kv_heads = fields.Int("num_kv_heads", 1, 4096);
+  SPLICE_ASSIGN_OR_RETURN(const json root, ParseJsonObject(text, source));
+  Fields fields(root, source + ": ");
+  if (fields.StringOr("format", "") != kFormat)
+    return FieldError(source + ": format",
+                      fmt::format("must be \"{}\"; import other formats with splice profile --import", kFormat));
+  const int32_t num_layers = fields.RequireInt("num_layers", 1, 4096),
+                num_kv_heads = fields.RequireInt("num_kv_heads", 1, 4096);
   SPLICE_RETURN_IF_ERROR(fields.status());
-  std::vector<HeadClass> classes(static_cast<size_t>(num_layers * num_kv_heads));
+  std::vector<HeadClass> classes(num_layers * num_kv_heads);
   ReadTable(fields, "class", num_layers, num_kv_heads, [&](size_t i, const json& value) -> std::string {
-    if (value != "global" && value != "local") return fmt::format("is {}, not \"global\" or \"local\"", value.dump());
+    if (value != "global" && value != "local")
+      return fmt::format("must be \"global\" or \"local\", got {}", value.dump());
     classes[i].is_global = value == "global";
     return "";
   });
@@ -164,8 +186,8 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   ReadTable(fields, "sinks", num_layers, num_kv_heads, IntoLocal(classes, &HeadClass::sinks, 0, "sinks"));
   HeadProfile profile;
   if (const json* object = fields.Object("profile"); object != nullptr) {
-    JsonFields inner(*object, source + " profile");
-    profile.num_tokens = inner.Int("num_tokens", 1, INT32_MAX);
+    Fields inner(*object, source + ": profile.");
+    profile.num_tokens = inner.RequireInt("num_tokens", 1, INT32_MAX);
     profile.edge_mass = ReadScores(inner, "edge_mass", num_layers, num_kv_heads);
     profile.edge_mass_q99 = ReadScores(inner, "edge_mass_q99", num_layers, num_kv_heads);
     profile.prefix_shift = ReadScores(inner, "prefix_shift", num_layers, num_kv_heads);
@@ -174,38 +196,27 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   }
   FfnSchedule ffn;
   if (const json* object = fields.Object("ffn"); object != nullptr) {
-    JsonFields inner(*object, source + " ffn");
-    const auto share = [&](const char* field, double fallback) {
-      const double value = inner.Double(field, fallback);
-      if (value > 1) inner.Fail(field, fmt::format("is {}, which must lie in (0, 1]", value));
-      return value;
-    };
-    ffn.mass = share("mass", ffn.mass);
-    ffn.dense_layers = inner.Int("dense_layers", -1, num_layers, ffn.dense_layers);
-    ffn.recent = inner.Int("recent", 0, kHeadWindowMax, ffn.recent);
-    ffn.deep_layer = inner.Int("deep_layer", -1, num_layers, ffn.deep_layer);
-    ffn.deep_mass = share("deep_mass", ffn.deep_mass);
-    SPLICE_RETURN_IF_ERROR(inner.status());
+    SPLICE_ASSIGN_OR_RETURN(ffn, ReadFfn(*object, source + ": ffn.", num_layers));
   }
   HeadQuality quality;
   if (const json* object = fields.Object("quality"); object != nullptr) {
-    JsonFields inner(*object, source + " quality");
-    quality.data = inner.String("data", "");
-    quality.samples = inner.Int("samples", 1, INT32_MAX);
-    quality.exact = inner.Int("exact", 0, quality.samples);
-    quality.splice = inner.Int("splice", 0, quality.samples);
+    Fields inner(*object, source + ": quality.");
+    quality.data = inner.StringOr("data", "");
+    quality.samples = inner.RequireInt("samples", 1, INT32_MAX);
+    quality.exact = inner.RequireInt("exact", 0, quality.samples);
+    quality.splice = inner.RequireInt("splice", 0, quality.samples);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
   chunk::Digest fingerprint{};
-  if (const std::string hex = fields.String("model_fingerprint", ""); !hex.empty()) {
+  if (const std::string hex = fields.StringOr("model_fingerprint", ""); !hex.empty()) {
     const auto bytes = HexDecode(hex);
     if (!bytes.ok() || bytes->size() != fingerprint.size()) {
-      fields.Fail("model_fingerprint", "is not 64 hexadecimal digits");
+      fields.Fail("model_fingerprint", "must be 64 hexadecimal digits");
     } else {
       std::copy(bytes->begin(), bytes->end(), fingerprint.begin());
     }
   }
-  const std::string preset = fields.String("preset", "");
+  const std::string preset = fields.StringOr("preset", "");
   SPLICE_RETURN_IF_ERROR(fields.status());
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset;

@@ -1,59 +1,19 @@
 #include "services/engine/model/model.h"
 
-#include <xxhash.h>
-
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <thread>
 
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
+#include "services/engine/model/model_identity.h"
+#include "services/engine/model/quantizing_source.h"
 #include "services/engine/model/weight_source.h"
 
 namespace spl::engine {
-namespace {
 
 using kernels::DType;
-
-// The parts of the configuration that change what the model computes, spelled unambiguously.
-std::string ConfigIdentity(const ModelConfig& c) {
-  std::string identity = fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{:.9g}|{}|{}|rope:{}:{:.17g}:{:.17g}:{:.17g}:{:.17g}:{}",
-                                     c.architecture, c.hidden_size, c.intermediate_size, c.num_layers, c.num_qo_heads,
-                                     c.num_kv_heads, c.head_dim, c.vocab_size, c.rms_norm_eps, c.tie_word_embeddings,
-                                     c.attention_bias, static_cast<int>(c.rope.scaling), c.rope.theta, c.rope.factor,
-                                     c.rope.low_freq_factor, c.rope.high_freq_factor, c.rope.original_max_positions);
-  // Fields that were added later are spelled only if they are used, so that stored chunks of older models keep their
-  // keys.
-  if (c.rope.scaling == RopeScaling::kYarn)
-    identity += fmt::format("|yarn:{:.17g}:{:.17g}:{}:{:.17g}", c.rope.beta_fast, c.rope.beta_slow, c.rope.truncate,
-                            c.rope.attention_factor);
-  if (c.qk_norm) identity += "|qk_norm";
-  if (!c.sliding_windows.empty()) identity += fmt::format("|windows:{}", fmt::join(c.sliding_windows, ","));
-  if (c.moe.num_experts > 0)
-    identity +=
-        fmt::format("|moe:{}:{}:{}:{}:{}:{}", c.moe.num_experts, c.moe.num_experts_per_token, c.moe.intermediate_size,
-                    c.moe.renormalize, c.moe.sparse_step, fmt::join(c.moe.dense_layers, ","));
-  return identity;
-}
-
-// Weight files are gigabytes, and trusted: a 128-bit XXH3 of each (10 GB/s) is folded into the SHA-256.
-chunk::Digest Fingerprint(const ModelConfig& config, const Checkpoint& checkpoint) {
-  std::string identity = "splice-model-1|" + ConfigIdentity(config);
-  for (const auto& file : checkpoint.files()) {
-    const XXH128_hash_t hash = XXH3_128bits(file->bytes().data(), file->bytes().size());
-    identity += fmt::format("|{}:{:016x}{:016x}", file->bytes().size(), hash.high64, hash.low64);
-  }
-  return chunk::Sha256(identity);
-}
-
-chunk::Digest LayoutDigest(const ModelConfig& c, DType kv_dtype) {
-  return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
-                                   kernels::DTypeName(kv_dtype), kernels::kPageTokens));
-}
-
-}  // namespace
 
 // Builds one rank's part of a model, tensor by tensor. For one use.
 class ModelLoader {
@@ -86,10 +46,13 @@ class ModelLoader {
     const ModelConfig& c = config_;
     const std::string name = "model.embed_tokens.weight";
     const MatrixPart whole = MatrixPart::Whole(name, c.vocab_size, c.hidden_size);
-    SPLICE_ASSIGN_OR_RETURN(model_.embedding_dtype_, source_.TypeOf(name, whole.shape()));
+    SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(name, whole.shape()));
+    if (type.dtype == DType::kE4M3) return InvalidArgument("tensor '{}': an embedding in FP8 is not supported", name);
+    model_.embedding_dtype_ = type.dtype;
     SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(kernels::DTypeBytes(model_.embedding_dtype_) *
                                                                          c.vocab_size * c.hidden_size));
-    return source_.Write(whole, model_.embedding_->data());
+    std::vector<float> no_scales;
+    return source_.Write(whole, model_.embedding_->data(), no_scales);
   }
 
   absl::Status LoadAttention(const std::string& prefix, LayerWeights& layer) {
@@ -161,24 +124,27 @@ class ModelLoader {
   // Puts parts of one width and type into device memory, one behind the other.
   struct Stacked {
     std::unique_ptr<kernels::Buffer> data;
-    DType dtype = DType::kF32;
+    MatrixType type;
+    std::vector<float> scales;  // FP8: [rows, groups]
     int64_t rows = 0;
     int64_t width = 0;
+
+    const float* scales_or_null() const { return scales.empty() ? nullptr : scales.data(); }
   };
   absl::StatusOr<Stacked> Stack(const std::vector<MatrixPart>& parts) {
     Stacked stacked{.width = parts[0].columns.size()};
     for (const MatrixPart& part : parts) {
-      SPLICE_ASSIGN_OR_RETURN(const DType type, source_.TypeOf(part.name, part.shape()));
-      if (&part != &parts[0] && type != stacked.dtype)
+      SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(part.name, part.shape()));
+      if (&part != &parts[0] && type != stacked.type)
         return InvalidArgument("tensors '{}' and '{}' differ in type", parts[0].name, part.name);
-      stacked.dtype = type;
+      stacked.type = type;
       stacked.rows += part.rows.size();
     }
-    const int64_t row_bytes = stacked.width * static_cast<int64_t>(kernels::DTypeBytes(stacked.dtype));
+    const int64_t row_bytes = stacked.width * static_cast<int64_t>(kernels::DTypeBytes(stacked.type.dtype));
     SPLICE_ASSIGN_OR_RETURN(stacked.data, model_.backend_->Allocate(stacked.rows * row_bytes));
     auto* to = static_cast<std::byte*>(stacked.data->data());
     for (const MatrixPart& part : parts) {
-      SPLICE_RETURN_IF_ERROR(source_.Write(part, to));
+      SPLICE_RETURN_IF_ERROR(source_.Write(part, to, stacked.scales));
       to += part.rows.size() * row_bytes;
     }
     return stacked;
@@ -186,18 +152,30 @@ class ModelLoader {
 
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<MatrixPart>& parts) {
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
-    return model_.backend_->AdoptLinear(
-        std::move(stacked.data), {.dtype = stacked.dtype, .out_features = stacked.rows, .in_features = stacked.width});
+    return model_.backend_->AdoptLinear(std::move(stacked.data), {.dtype = stacked.type.dtype,
+                                                                  .out_features = stacked.rows,
+                                                                  .in_features = stacked.width,
+                                                                  .scales = stacked.scales_or_null(),
+                                                                  .scale_group = stacked.type.scale_group});
   }
 
   // Every expert has the same number of tensors, all of one shape.
   absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
+    SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(parts[0].name, parts[0].shape()));
+    if (type.dtype == DType::kE4M3 && !model_.backend_->host_memory())
+      return Errorf(
+          absl::StatusCode::kUnimplemented,
+          "tensor '{}': experts in FP8 run on the CPU alone; on {} take the model in bf16, without --quantize, "
+          "or --backend cpu",
+          parts[0].name, model_.backend_->name());
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
     const int32_t experts = config_.moe.num_experts;
-    return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.dtype,
+    return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
                                                                    .num_experts = experts,
                                                                    .out_features = stacked.rows / experts,
-                                                                   .in_features = stacked.width});
+                                                                   .in_features = stacked.width,
+                                                                   .scales = stacked.scales_or_null(),
+                                                                   .scale_group = stacked.type.scale_group});
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
@@ -257,6 +235,12 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   const ModelConfig& c = model->config_;
   model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
   if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
+  model->weight_dtype_ = options.quantize_fp8 || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
+  model->weights_name_ = options.quantize_fp8 ? Fp8WeightsName(ScaleSharing::kChannel) : c.weights_name();
+  if (model->weight_dtype_ == DType::kE4M3 && !devices[0]->host_memory() &&
+      devices[0]->activation_dtype(c.dtype) != DType::kBF16)
+    return Errorf(absl::StatusCode::kUnimplemented, "model '{}': FP8 weights beside {} need bf16 activations on {}",
+                  c.name, kernels::DTypeName(c.dtype), devices[0]->name());
   const int num_ranks = static_cast<int>(devices.size());
   SPLICE_RETURN_IF_ERROR(ValidateNumRanks(c, num_ranks));
   for (int r = 0; r < num_ranks; ++r)
@@ -264,7 +248,8 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   // All ranks load at the same time: they share no state while they read, pack and copy.
   std::vector<absl::Status> loaded(num_ranks);
   const auto load = [&](int r) -> absl::Status {
-    SPLICE_ASSIGN_OR_RETURN(const auto source, make_source(*devices[r]));
+    SPLICE_ASSIGN_OR_RETURN(auto source, make_source(*devices[r]));
+    if (options.quantize_fp8) source = MakeQuantizingSource(std::move(source), *devices[r]);
     return ModelLoader(c, *model->ranks_[r], *source).Load();
   };
   std::vector<std::thread> threads;
@@ -284,19 +269,23 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
 
 absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& model_dir, const Devices& devices,
                                                          const ModelOptions& options) {
-  SPLICE_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
+  SPLICE_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(model_dir));
+  if (options.quantize_fp8 && config.quantization.quantized())
+    return InvalidArgument("{}: --quantize, but the weights are quantized already ({})", model_dir,
+                           config.quantization.method);
   SPLICE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(model_dir));
   const auto make_source = [&](const kernels::Backend& backend) -> absl::StatusOr<std::unique_ptr<WeightSource>> {
-    return MakeCheckpointSource(checkpoint, backend);
+    return MakeCheckpointSource(checkpoint, config.quantization, backend);
   };
-  SPLICE_ASSIGN_OR_RETURN(auto model, Build(std::move(config), make_source, devices, options));
-  model->fingerprint_ = Fingerprint(model->config_, checkpoint);
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(config, make_source, devices, options));
+  model->fingerprint_ = FolderFingerprint(model->config_, checkpoint);
   std::string map = options.head_classes;
   if (map == "auto") {
     map = (std::filesystem::path(model_dir) / "head_classes.json").string();
     if (!std::filesystem::exists(map)) map = "none";
   }
-  SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(map));
+  SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(map));  // a map names the weights as the folder has them
+  if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
   return std::shared_ptr<const Model>(std::move(model));
 }
 
@@ -308,16 +297,19 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
 
 absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel& random, const Devices& devices,
                                                                const ModelOptions& options) {
+  if (random.config.quantization.quantized())
+    return InvalidArgument("random weights: '{}' has a quantization_config; take it out, and ask for --quantize fp8",
+                           random.config.name);
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
-  model->fingerprint_ = chunk::Sha256(fmt::format("splice-random-model-1|{}|{}|{}", ConfigIdentity(random.config),
-                                                  random.seed, kernels::DTypeName(random.config.dtype)));
+  model->fingerprint_ = RandomFingerprint(random);
   if (const auto preset = FindHeadPreset(options.head_classes); preset.ok()) {
     model->head_classes_ = std::make_shared<const HeadClassMap>(
         HeadClassMap::Spread(random.config.num_layers, random.config.num_kv_heads, *preset));
   } else {
     SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(options.head_classes == "auto" ? "none" : options.head_classes));
   }
+  if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
   return std::shared_ptr<const Model>(std::move(model));
 }
 

@@ -41,6 +41,8 @@ struct ModelOptions {
   // Path of a head_classes.json; "auto": the file beside the model, if there is one; "none". For random weights: a
   // path, or the name of a preset, whose global heads are spread evenly; "auto" is "none".
   std::string head_classes = "auto";
+  // Quantizes the matrices of the layers to FP8 while they are loaded (quantizing_source.h).
+  bool quantize_fp8 = false;
 };
 
 // The devices that a model runs on, one per rank, all of one kind. More than one means tensor parallelism (shard.h).
@@ -111,6 +113,10 @@ class Model {
   // The backend of rank 0. All devices are of one kind, so that its properties are those of all.
   const kernels::Backend& backend() const { return ranks_[0]->backend(); }
   std::vector<const kernels::Backend*> backends() const;  // [num_ranks()]
+  // Type of the matrices of the layers: that of the configuration, or kE4M3.
+  kernels::DType weight_dtype() const { return weight_dtype_; }
+  // The same with what shares a scale, as ModelConfig::weights_name; --quantize fp8 makes "fp8-e4m3-channel".
+  const std::string& weights_name() const { return weights_name_; }
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
@@ -131,6 +137,8 @@ class Model {
   absl::Status LoadHeadClasses(const std::string& path);
 
   ModelConfig config_;
+  kernels::DType weight_dtype_ = kernels::DType::kBF16;
+  std::string weights_name_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
   std::vector<std::unique_ptr<ModelShard>> ranks_;
   chunk::Digest fingerprint_{};

@@ -20,6 +20,10 @@ class PrefillCost {
   double Of(std::span<const int32_t> positions, int32_t begin, int32_t end) const;
   // Cost of positions [first, first + count) in all layers.
   double Of(int64_t first, int64_t count) const;
+  // Cost of a token without its attention, in all layers.
+  double PerToken() const;
+  // Cost of the attention of a token to one in front of it, in the layers that see all of the prompt.
+  double PerPair() const;
 
  private:
   double OfRow(int64_t position, int32_t begin, int32_t end) const;

@@ -88,9 +88,11 @@ class RandomSource final : public WeightSource {
 
   bool Contains(const std::string&) const override { return false; }  // no optional tensors
 
-  absl::StatusOr<DType> TypeOf(const std::string&, const std::vector<int64_t>&) const override { return dtype_; }
+  absl::StatusOr<MatrixType> TypeOf(const std::string&, const std::vector<int64_t>&) const override {
+    return MatrixType{.dtype = dtype_};
+  }
 
-  absl::Status Write(const MatrixPart& part, void* device) override {
+  absl::Status Write(const MatrixPart& part, void* device, std::vector<float>&) override {
     kernels::FillRandomArgs args{.out = device,
                                  .dtype = dtype_,
                                  .count = part.count(),

@@ -30,6 +30,7 @@ std::optional<TensorType> ParseType(const std::string& name) {
   if (name == "F16") return TensorType::kF16;
   if (name == "I32") return TensorType::kI32;
   if (name == "I64") return TensorType::kI64;
+  if (name == "F8_E4M3") return TensorType::kE4M3;
   return std::nullopt;
 }
 
@@ -45,6 +46,8 @@ const char* TypeName(TensorType type) {
       return "I32";
     case TensorType::kI64:
       return "I64";
+    case TensorType::kE4M3:
+      return "F8_E4M3";
   }
   return "?";
 }
@@ -98,6 +101,8 @@ size_t TensorTypeBytes(TensorType type) {
       return 2;
     case TensorType::kI64:
       return 8;
+    case TensorType::kE4M3:
+      return 1;
   }
   return 0;
 }
@@ -110,7 +115,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
     ::close(fd);
     return InvalidArgument("{}: {} bytes is too short for a safetensors file", path, info.st_size);
   }
-  const size_t size = static_cast<size_t>(info.st_size);
+  const size_t size = info.st_size;
   void* mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   ::close(fd);
   if (mapping == MAP_FAILED) return Errorf(absl::StatusCode::kInternal, "{}: mmap: {}", path, std::strerror(errno));
@@ -182,13 +187,14 @@ absl::Status SafetensorsFile::Index() {
 absl::StatusOr<TensorView> SafetensorsFile::Find(const std::string& name) const {
   if (auto it = tensors_.find(name); it != tensors_.end()) return it->second;
   if (auto it = unsupported_.find(name); it != unsupported_.end())
-    return InvalidArgument("{}: tensor '{}' has type {}, which is not supported (F32, BF16, F16)", name_, name,
+    return InvalidArgument("{}: tensor '{}' has type {}, which is not supported (F32, BF16, F16, F8_E4M3)", name_, name,
                            it->second);
   return Errorf(absl::StatusCode::kNotFound, "{}: no tensor '{}'", name_, name);
 }
 
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  header["__metadata__"] = {{"format", "pt"}};  // readers elsewhere ask for it
   uint64_t offset = 0;
   for (const NamedTensor& t : tensors) {
     const std::optional<uint64_t> bytes = BytesOf(t.shape, TensorTypeBytes(t.type));
@@ -203,9 +209,18 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTens
   const uint64_t header_bytes = text.size();
   out.write(reinterpret_cast<const char*>(&header_bytes), 8);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
-  for (const NamedTensor& t : tensors)
-    out.write(static_cast<const char*>(t.data),
-              static_cast<std::streamsize>(*BytesOf(t.shape, TensorTypeBytes(t.type))));
+  for (const NamedTensor& t : tensors) {
+    const uint64_t bytes = *BytesOf(t.shape, TensorTypeBytes(t.type));
+    const void* data = t.data;
+    std::vector<std::byte> made;
+    if (data == nullptr && t.make != nullptr) {
+      SPLICE_ASSIGN_OR_RETURN(made, t.make());
+      if (made.size() != bytes)
+        return InvalidArgument("{}: tensor '{}' was made with {} bytes, not {}", path, t.name, made.size(), bytes);
+      data = made.data();
+    }
+    out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  }
   out.close();
   if (!out) return Errorf(absl::StatusCode::kInternal, "{}: write failed: {}", temporary, std::strerror(errno));
   if (std::rename(temporary.c_str(), path.c_str()) != 0)

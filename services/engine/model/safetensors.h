@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -16,7 +17,7 @@
 
 namespace spl::engine {
 
-enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
+enum class TensorType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kE4M3 };
 
 size_t TensorTypeBytes(TensorType type);
 
@@ -43,6 +44,7 @@ class SafetensorsFile {
   absl::StatusOr<TensorView> Find(const std::string& name) const;
   bool Contains(const std::string& name) const { return tensors_.contains(name) || unsupported_.contains(name); }
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& unsupported() const { return unsupported_; }  // name → type
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& name() const { return name_; }
 
@@ -62,10 +64,12 @@ struct NamedTensor {
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
+  // Without `data`: makes the bytes when it is their turn to be written, so that no more than one tensor is in memory.
+  std::function<absl::StatusOr<std::vector<std::byte>>()> make = nullptr;
 };
 
 // Writes the tensors in the given order; the data section starts 64-byte aligned. Writes a temporary file, which
-// replaces `path` at the end.
+// replaces `path` at the end. Errors: those of NamedTensor::make; Internal: it cannot be written.
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors);
 
 }  // namespace spl::engine

@@ -11,6 +11,7 @@
 #include "kernels/backend/backend.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/shard.h"
+#include "services/engine/model/weight_quantization.h"
 
 namespace spl::engine {
 
@@ -35,20 +36,34 @@ struct MatrixPart {
   int64_t count() const { return rows.size() * columns.size(); }    // elements of the part
 };
 
+// Type of a matrix. FP8 (kE4M3) has scales: one for each row and `scale_group` columns, or for each row if that is 0.
+struct MatrixType {
+  kernels::DType dtype = kernels::DType::kF32;
+  int64_t scale_group = 0;
+  bool operator==(const MatrixType&) const = default;
+};
+
 // Names are those of Hugging Face checkpoints. One thread at a time. NotFound: there is no such tensor;
 // InvalidArgument: it has another shape or type; both name the tensor.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual bool Contains(const std::string& name) const = 0;
-  virtual absl::StatusOr<kernels::DType> TypeOf(const std::string& name, const std::vector<int64_t>& shape) const = 0;
-  // Writes the part's elements row by row, in the type that TypeOf returns, to `device`, memory of the backend.
-  virtual absl::Status Write(const MatrixPart& part, void* device) = 0;
-  // The tensor widened to f32, on the host.
+  virtual absl::StatusOr<MatrixType> TypeOf(const std::string& name, const std::vector<int64_t>& shape) const = 0;
+  // Writes the part's elements row by row, in the type that TypeOf returns, to `device`, memory of the backend. Appends
+  // the scales of an FP8 part, [rows, groups], to `scales`.
+  virtual absl::Status Write(const MatrixPart& part, void* device, std::vector<float>& scales) = 0;
+  // The tensor widened to f32, on the host. InvalidArgument: it is in FP8.
   virtual absl::StatusOr<std::vector<float>> Floats(const std::string& name, const std::vector<int64_t>& shape) = 0;
 };
 
+// Element i of `data`, which may be unaligned, in f32. Not for FP8.
+float ElementAsFloat(const std::byte* data, kernels::DType type, int64_t i);
+// A tensor of f32, bf16 or f16 in f32. InvalidArgument names the tensor: it has another type.
+absl::StatusOr<std::vector<float>> WidenTensor(const std::string& name, const TensorView& tensor);
+
 // `checkpoint` and `backend` must outlive the source.
-std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint, const kernels::Backend& backend);
+std::unique_ptr<WeightSource> MakeCheckpointSource(const Checkpoint& checkpoint, const WeightQuantization& quantization,
+                                                   const kernels::Backend& backend);
 
 }  // namespace spl::engine

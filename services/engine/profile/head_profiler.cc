@@ -128,14 +128,12 @@ absl::Status HeadProfiler::Add(std::span<const int32_t> text, std::span<const in
       return InvalidArgument("a calibration text has {} tokens; {} to {} are needed", tokens.size(),
                              2 * options_.chunk_tokens, options_.max_text_tokens);
   }
-  const auto chunk = text.last(static_cast<size_t>(options_.chunk_tokens));
+  const auto chunk = text.last(options_.chunk_tokens);
   ChunkOutputs alone(static_cast<size_t>(model_->config().num_layers));
   SPLICE_RETURN_IF_ERROR(Run(chunk, false, 0, [&](int32_t layer, std::span<const float> outputs) {
-    alone[static_cast<size_t>(layer)].assign(outputs.begin(), outputs.end());
+    alone[layer].assign(outputs.begin(), outputs.end());
   }));
-  const auto compare = [&](int32_t layer, std::span<const float> outputs) {
-    AddShift(layer, alone[static_cast<size_t>(layer)], outputs);
-  };
+  const auto compare = [&](int32_t layer, std::span<const float> outputs) { AddShift(layer, alone[layer], outputs); };
   SPLICE_RETURN_IF_ERROR(Run(text, true, num_answer_tokens, compare));
   std::vector<int32_t> elsewhere(other.begin(), other.end() - options_.chunk_tokens);
   elsewhere.insert(elsewhere.end(), chunk.begin(), chunk.end());

@@ -15,7 +15,7 @@ std::vector<float> EdgeMass(const ProbeLse& probes) {
       // A row that sees nothing of its own has lse -infinity, and everything outside.
       sum += std::clamp(1 - std::exp(double{probes.seen[at]} - probes.all[at]), 0.0, 1.0);
     }
-    float& most = edge[static_cast<size_t>(h / group)];
+    float& most = edge[h / group];
     most = std::max(most, static_cast<float>(sum / probes.num_probes));
   }
   return edge;
@@ -26,10 +26,8 @@ std::vector<int32_t> HeadsToRestore(std::span<const float> edge_mass, std::span<
   for (size_t h = 0; h < edge_mass.size(); ++h) {
     if (edge_mass[h] > thresholds[h]) heads.push_back(static_cast<int32_t>(h));
   }
-  std::stable_sort(heads.begin(), heads.end(), [&](int32_t a, int32_t b) {
-    return edge_mass[static_cast<size_t>(a)] > edge_mass[static_cast<size_t>(b)];
-  });
-  if (heads.size() > static_cast<size_t>(std::max(most, 0))) heads.resize(static_cast<size_t>(std::max(most, 0)));
+  std::stable_sort(heads.begin(), heads.end(), [&](int32_t a, int32_t b) { return edge_mass[a] > edge_mass[b]; });
+  if (heads.size() > static_cast<size_t>(std::max(most, 0))) heads.resize(std::max(most, 0));
   std::sort(heads.begin(), heads.end());
   return heads;
 }

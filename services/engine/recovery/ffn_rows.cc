@@ -12,7 +12,7 @@ std::vector<int32_t> RowsByMass(std::span<const float> importance, double mass) 
   for (const float value : importance) total += value;
   if (mass >= 1 || !(total > 0)) return rows;
   const auto before = [&](int32_t a, int32_t b) {
-    const float x = importance[static_cast<size_t>(a)], y = importance[static_cast<size_t>(b)];
+    const float x = importance[a], y = importance[b];
     return x != y ? x > y : a < b;
   };
   // Halves what is undecided: [begin, end) are candidates, everything in front is chosen.
@@ -22,7 +22,7 @@ std::vector<int32_t> RowsByMass(std::span<const float> importance, double mass) 
     const auto middle = begin + (end - begin) / 2;
     std::nth_element(begin, middle, end, before);
     double front = 0;
-    for (auto it = begin; it != middle; ++it) front += importance[static_cast<size_t>(*it)];
+    for (auto it = begin; it != middle; ++it) front += importance[*it];
     if (front >= missing) {
       end = middle;
     } else {

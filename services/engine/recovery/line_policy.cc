@@ -21,7 +21,7 @@ uint64_t LineSeed(const kernels::LineRows& rows, int32_t layer) {
 }
 
 std::vector<int32_t> HeldOutRows(int32_t num_rows, std::span<const int32_t> samples, uint64_t seed, int32_t count) {
-  std::vector<int32_t> others(static_cast<size_t>(num_rows));
+  std::vector<int32_t> others(num_rows);
   std::iota(others.begin(), others.end(), 0);
   std::vector<int32_t> free;
   std::set_difference(others.begin(), others.end(), samples.begin(), samples.end(), std::back_inserter(free));
@@ -32,7 +32,7 @@ std::vector<int32_t> HeldOutRows(int32_t num_rows, std::span<const int32_t> samp
   for (int64_t i = 0; i < parts; ++i) {
     const int64_t begin = num_free * i / parts, end = num_free * (i + 1) / parts;
     seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-    rows.push_back(free[static_cast<size_t>(begin + static_cast<int64_t>((seed >> 33) % (end - begin)))]);
+    rows.push_back(free[begin + static_cast<int64_t>((seed >> 33) % (end - begin))]);
   }
   return rows;
 }

@@ -14,7 +14,7 @@ void LoopServePolicy::FillTask(int32_t layer, const kernels::LineRows& rows, Lin
   task.samples = kernels::SampleRows(rows.num_rows, LineSeed(rows, layer), options_.line_samples);
   if (map_ == nullptr) return;
   std::erase_if(task.kv_heads, [&](int32_t head) {
-    visibility[static_cast<size_t>(head)] = ServedVisibility(config(), *map_, layer, head);
+    visibility[head] = ServedVisibility(config(), *map_, layer, head);
     return !map_->served(layer, head).is_global;
   });
 }

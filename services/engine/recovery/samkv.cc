@@ -76,7 +76,7 @@ std::vector<std::vector<int32_t>> SamKvPolicy::TilesByAttention(const ReuseLayou
   auto next = scores_.begin();
   const PositionRanges candidates = Candidates(layout);
   for (const PositionRange& document : layout.reused) {
-    std::vector<float> tokens(static_cast<size_t>(document.size()));  // 0 for what is kept anyway
+    std::vector<float> tokens(document.size());  // 0 for what is kept anyway
     for (const PositionRange& range : IntersectionOf(candidates, {&document, 1})) {
       std::copy_n(next, range.size(), tokens.begin() + (range.begin - document.begin));
       next += range.size();
@@ -136,7 +136,7 @@ void SamKvPolicy::Choose(const ReuseLayout& layout) {
     PositionRanges chosen;
     for (size_t i = 0; i < layout.reused.size(); ++i) {
       const PositionRanges pages = PageTiles(layout.reused[i]);
-      for (const int32_t tile : tiles[i]) chosen.push_back(pages[static_cast<size_t>(tile)]);
+      for (const int32_t tile : tiles[i]) chosen.push_back(pages[tile]);
     }
     kept = UnionOf(kept, chosen);
   }

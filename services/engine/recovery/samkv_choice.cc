@@ -42,7 +42,7 @@ bool Better(const Candidate& a, const Candidate& b) {
 // The best `count` of `all`.
 void KeepBest(std::vector<Candidate>& all, int64_t count) {
   std::sort(all.begin(), all.end(), Better);
-  if (static_cast<int64_t>(all.size()) > count) all.resize(static_cast<size_t>(count));
+  if (static_cast<int64_t>(all.size()) > count) all.resize(count);
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ double AnchorShare(std::span<const float> tile_scores) {
   if (middle.empty()) return 0;
   const auto [min, max] = std::minmax_element(middle.begin(), middle.end());
   double anchor = 0;
-  for (int32_t i = 0; i < kSamKvInitialTiles; ++i) anchor += tile_scores[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < kSamKvInitialTiles; ++i) anchor += tile_scores[i];
   for (int32_t i = 0; i < kSamKvLocalTiles; ++i) anchor += tile_scores[tile_scores.size() - 1 - static_cast<size_t>(i)];
   anchor /= kSamKvFixedTiles;
   if (anchor <= *min || anchor >= *max) return 0;
@@ -180,8 +180,7 @@ float TileWorth(std::span<const float> token_scores, int32_t begin, int32_t end)
   const int32_t first = std::max(0, begin - kBeyond);
   const int32_t last = std::min(static_cast<int32_t>(token_scores.size()), end + kBeyond);
   std::vector<float> worth;
-  for (int32_t t = first; t < last; ++t)
-    worth.push_back(token_scores[static_cast<size_t>(t)] * (t < begin || t >= end ? 0.5f : 1.0f));
+  for (int32_t t = first; t < last; ++t) worth.push_back(token_scores[t] * (t < begin || t >= end ? 0.5f : 1.0f));
   const auto best = worth.begin() + std::min(kBest, static_cast<std::ptrdiff_t>(worth.size()));
   std::partial_sort(worth.begin(), best, worth.end(), std::greater<>());
   return std::accumulate(worth.begin(), best, 0.0f);
@@ -194,7 +193,7 @@ std::vector<std::vector<int32_t>> BestTiles(std::span<const std::vector<float>> 
   for (size_t i = 0; i < tile_scores.size(); ++i) {
     num_tiles.push_back(static_cast<int32_t>(tile_scores[i].size()));
     for (int32_t tile = num_initial; tile < num_tiles.back(); ++tile) {
-      const float score = tile_scores[i][static_cast<size_t>(tile)];
+      const float score = tile_scores[i][tile];
       candidates.push_back({score, score, i, tile});
     }
   }

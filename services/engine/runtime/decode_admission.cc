@@ -58,7 +58,9 @@ absl::StatusOr<DecodeAdmission::Ready> DecodeAdmission::Advance(DecodeSequence& 
   if (next.started()) return Ready::kNow;
   if (DecodeStart::HasSlices(next)) {
     batch_.LookAgain();
-    if (!std::exchange(round.ran_slice, true)) SPLICE_RETURN_IF_ERROR(start_.RunSlice(next));
+    // One that finds no pages has not run: whoever gives way for it would otherwise be back before its turn comes.
+    if (!round.ran_slice) SPLICE_RETURN_IF_ERROR(start_.RunSlice(next));
+    round.ran_slice = true;
     if (DecodeStart::HasSlices(next)) return Ready::kLater;
   }
   const int64_t own = next.gathered_tokens();

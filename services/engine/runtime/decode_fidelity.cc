@@ -38,7 +38,7 @@ std::unique_ptr<WatchedSequence> DecodeFidelity::Draw(const TokenSelector& selec
   auto watched = std::make_unique<WatchedSequence>();
   watched->everything = *std::move(everything);
   watched->mass.everything = watched->everything.get();
-  watched->mass.kept.resize(static_cast<size_t>(model_.config().num_layers * model_.config().num_qo_heads));
+  watched->mass.kept.resize(model_.config().num_layers * model_.config().num_qo_heads);
   return watched;
 }
 

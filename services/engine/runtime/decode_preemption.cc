@@ -107,7 +107,7 @@ void DecodePreemption::Park(DecodeSequence& sequence) {
 }
 
 absl::Status DecodePreemption::Return(DecodeSequence& sequence) {
-  std::vector<int64_t> spare(static_cast<size_t>(pool_.view().num_ranks()));
+  std::vector<int64_t> spare(pool_.view().num_ranks());
   // Alone it returns without: whether it can grow is seen when it does.
   for (const DecodeFork& fork : sequence.forks) {
     if (fork.finished || IsAlone(sequence)) continue;

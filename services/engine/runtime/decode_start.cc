@@ -78,12 +78,12 @@ absl::Status DecodeStart::MakeForks(DecodeSequence& sequence) {
   DecodeRequest& request = sequence.request;
   const int32_t n = request.sampling.num_forks;
   if (request.heads != nullptr) {
-    sequence.restores.resize(static_cast<size_t>(n));
+    sequence.restores.resize(n);
     request.kv->FreezeHoles();  // before it is copied
   }
   for (int32_t i = 0; i < n; ++i) {
     DecodeFork fork{.index = i};
-    const SampledToken& first = request.first_tokens[static_cast<size_t>(i)];
+    const SampledToken& first = request.first_tokens[i];
     fork.last_token = first.token;
     if (!request.replay.empty()) fork.replay.assign(request.replay.begin() + 1, request.replay.end());
     fork.finished = first.finish != FinishReason::kNone;
@@ -113,7 +113,7 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   }
   if (request.heads != nullptr)
     fork.restorer = std::make_unique<HeadRestorer>(request.restore, config, *model_.head_classes(), request.heads,
-                                                   *fork.kv, sequence.restores[static_cast<size_t>(fork.index)]);
+                                                   *fork.kv, sequence.restores[fork.index]);
   return absl::OkStatus();
 }
 

@@ -35,13 +35,12 @@ DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& 
                        TokenDelivery& delivery, bool async)
     : model_(executor.model()),
       executor_(executor),
-      pool_(pool),
       batch_(batch),
       fidelity_(fidelity),
       delivery_(delivery),
       streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
       async_(async),
-      keep_free_(static_cast<size_t>(pool.view().num_ranks())) {}
+      keep_free_(pool.view().num_ranks()) {}
 
 void DecodeStep::RestoreHeads() {
   for (auto& sequence : batch_.running()) RestoreHeads(*sequence);

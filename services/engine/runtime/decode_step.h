@@ -89,7 +89,6 @@ class DecodeStep {
 
   const Model& model_;
   ParallelExecutor& executor_;
-  PagePool& pool_;
   DecodeBatch& batch_;
   DecodeFidelity& fidelity_;
   TokenDelivery& delivery_;

@@ -66,7 +66,7 @@ HeadRestorer::HeadRestorer(const HeadRestoreOptions& options, const ModelConfig&
     const PageHole hole = kv.hole(summary.stream);
     const bool whole = config.visibility(summary.stream / config.num_kv_heads).rule == kernels::VisibilityRule::kFull;
     if (whole && hole.size() > 0 && hole == PageHole{summary.first_page, summary.first_page + summary.num_pages})
-      probe_.summaries[static_cast<size_t>(summary.stream)] = &summary;
+      probe_.summaries[summary.stream] = &summary;
   }
   kv.FreezeHoles();
 }
@@ -115,7 +115,7 @@ HeadProbe* HeadRestorer::BeginStep() {
 
 void HeadRestorer::Miss(int64_t HeadRestoreReport::*reason, int32_t stream) {
   ++(report_.*reason);
-  probe_.summaries[static_cast<size_t>(stream)] = nullptr;
+  probe_.summaries[stream] = nullptr;
 }
 
 void HeadRestorer::EndStep(SequenceKv& kv, std::span<const int64_t> keep_free) {
@@ -129,7 +129,7 @@ void HeadRestorer::EndStep(SequenceKv& kv, std::span<const int64_t> keep_free) {
     thresholds.push_back(thresholds_[s]);
   }
   std::vector<int32_t> streams;
-  for (const int32_t i : HeadsToRestore(outside, thresholds, left_)) streams.push_back(asked[static_cast<size_t>(i)]);
+  for (const int32_t i : HeadsToRestore(outside, thresholds, left_)) streams.push_back(asked[i]);
   if (streams.empty()) return;
   left_ -= static_cast<int32_t>(streams.size());
   if (!source_->alive()) {
@@ -146,7 +146,7 @@ bool HeadRestorer::Start(SequenceKv& kv, const std::vector<int32_t>& streams, st
   const auto rank_of = [&](int32_t stream) {
     return static_cast<size_t>(stream % kv.shape().num_kv_heads / heads_of_rank);
   };
-  std::vector<int64_t> counts(static_cast<size_t>(pool.view().num_ranks()));
+  std::vector<int64_t> counts(pool.view().num_ranks());
   for (const int32_t stream : streams) counts[rank_of(stream)] += kv.hole(stream).size();
   std::vector<int64_t> needed = counts;
   for (size_t r = 0; r < needed.size(); ++r) needed[r] += keep_free[r];
@@ -162,7 +162,7 @@ bool HeadRestorer::Start(SequenceKv& kv, const std::vector<int32_t>& streams, st
       next = end;
     }
   }
-  for (const int32_t stream : streams) probe_.summaries[static_cast<size_t>(stream)] = nullptr;  // once is enough
+  for (const int32_t stream : streams) probe_.summaries[stream] = nullptr;  // once is enough
   pages_ = std::make_shared<HeadPages>(pool, streams, std::move(lists));
   fetch_ = std::make_shared<Fetch>();
   source_->Fetch(pages_, [fetch = fetch_](const absl::Status& status) {

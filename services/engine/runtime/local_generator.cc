@@ -23,7 +23,7 @@ double LogProbability(std::span<const float> logits, int32_t token) {
   const double top = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - top);
-  return logits[static_cast<size_t>(token)] - top - std::log(sum);
+  return logits[token] - top - std::log(sum);
 }
 
 }  // namespace
@@ -112,8 +112,8 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   std::vector<Sampler> samplers = ForkSamplers(sampling, config.eos_ids, prompt, {}, config.max_positions);
   SPLICE_ASSIGN_OR_RETURN(const auto first, row_sampler_.SampleFirst(*executor_, {&samplers, 1}));
   for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
-    Sampler& sampler = samplers[static_cast<size_t>(fork)];
-    const SampledToken& token = first[0][static_cast<size_t>(fork)];
+    Sampler& sampler = samplers[fork];
+    const SampledToken& token = first[0][fork];
     const bool last_fork = fork + 1 == sampling.num_forks;
     Prompt own{nullptr, computed.classes};
     if (last_fork) {

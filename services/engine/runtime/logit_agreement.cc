@@ -20,7 +20,7 @@ std::vector<int32_t> Largest(std::span<const float> values) {
   const size_t count = std::min(kTop, order.size());
   std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
                     [&](int32_t a, int32_t b) {
-                      const float x = values[static_cast<size_t>(a)], y = values[static_cast<size_t>(b)];
+                      const float x = values[a], y = values[b];
                       return x != y ? x > y : a < b;
                     });
   order.resize(count);

@@ -28,8 +28,8 @@ void ForEachPlace(const PageHolders& holders, const Visit& visit) {
 }
 
 std::vector<int64_t> CountByRank(const PagePool& pool, std::span<const int32_t> pages) {
-  std::vector<int64_t> counts(static_cast<size_t>(pool.view().num_ranks()));
-  for (const int32_t page : pages) ++counts[static_cast<size_t>(pool.view().rank_of(page))];
+  std::vector<int64_t> counts(pool.view().num_ranks());
+  for (const int32_t page : pages) ++counts[pool.view().rank_of(page)];
   return counts;
 }
 

@@ -55,7 +55,7 @@ struct PrefillJob {
   bool cancelled() const { return request.cancelled->load(std::memory_order_relaxed); }
   bool low_priority() const { return publish.has_value() || request.background; }  // no client waits for an answer
   std::span<const int32_t> text_of(const PositionRange& range) const {
-    return std::span(request.tokens).subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+    return std::span(request.tokens).subspan(range.begin, range.size());
   }
   // Keys of chunks that may be reused. The last prompt position is always computed: its logits give the first token.
   std::span<const chunk::ChunkKey> reusable_keys() const {

@@ -61,7 +61,11 @@ double PrefillMeter::RecomputeSeconds(int64_t first, int32_t count) const {
 
 PrefillLoad PrefillMeter::load(size_t queued_requests) const {
   std::lock_guard lock(mutex_);
-  return {queued_requests, queued_tokens_, tokens_per_s_};
+  return {.queued_requests = queued_requests,
+          .queued_tokens = queued_tokens_,
+          .tokens_per_s = tokens_per_s_,
+          .first_tokens_per_s = cost_per_s_ / cost_.PerToken(),
+          .pair_cost = cost_.PerPair() / cost_.PerToken()};
 }
 
 }  // namespace spl::engine

@@ -14,6 +14,10 @@ struct PrefillLoad {
   size_t queued_requests = 0;
   int64_t queued_tokens = 0;  // still to compute, including running prompts
   double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
+  // Rate of a prompt's first tokens, and the cost of a pair of a token and one in front of it in such tokens: what a
+  // prompt takes grows with the square of its length (PrefillCost).
+  double first_tokens_per_s = 0;
+  double pair_cost = 0;
 };
 
 // Any thread.

@@ -95,7 +95,7 @@ void PromptFetcher::Fetch(PrefillJob& job) const {
 // The leading chunks of the prompt, into the job's pages.
 void PromptFetcher::FetchPrefix(PrefillJob& job, SteadyTime deadline) const {
   const int64_t cached = job.cached();
-  const size_t first = static_cast<size_t>(cached / kernels::kPageTokens);
+  const size_t first = cached / kernels::kPageTokens;
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys().subspan(first);
   if (keys.empty()) return;
   const FetchedPrefix fetched = engine::FetchPrefix(*options_.store, keys, static_cast<int32_t>(first), *model_,

@@ -38,10 +38,10 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
   PrefillSlice slice = rows;
   slice.observers = observers.data();
   SPLICE_RETURN_IF_ERROR(executor.Prefill({&slice, 1}, {.layers = {0, layers.end}, .attention_only_last = true}));
-  const size_t run = static_cast<size_t>(heads_of_rank * columns);
+  const size_t run = heads_of_rank * columns;
   std::vector<float> of_rank(run * static_cast<size_t>(layers.end));
   for (int r = 0; r < model.num_ranks(); ++r) {
-    const kernels::CopyOp op{of_rank.data(), scores[static_cast<size_t>(r)]->data(), of_rank.size() * sizeof(float)};
+    const kernels::CopyOp op{of_rank.data(), scores[r]->data(), of_rank.size() * sizeof(float)};
     SPLICE_RETURN_IF_ERROR(model.rank(r).backend().Copy(kernels::CopyKind::kDownload, {&op, 1}));
     for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
       for (int64_t h = 0; h < heads_of_rank; ++h) {
@@ -59,13 +59,12 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
 class KeptRowsPolicy final : public RecoveryPolicy {
  public:
   KeptRowsPolicy(const ModelConfig& config, std::span<const std::vector<int32_t>> lists)
-      : RecoveryPolicy(config), lists_(lists), visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+      : RecoveryPolicy(config), lists_(lists), visibility_(config.num_kv_heads) {}
   std::string_view name() const override { return "kept_rows"; }
   bool reuses_segments() const override { return false; }
   LayerPlan PlanLayer(int32_t layer) override {
-    std::fill(
-        visibility_.begin(), visibility_.end(),
-        kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList, .indices = lists_[static_cast<size_t>(layer)]});
+    std::fill(visibility_.begin(), visibility_.end(),
+              kernels::HeadVisibility{.rule = kernels::VisibilityRule::kList, .indices = lists_[layer]});
     return {.visibility = visibility_};
   }
 
@@ -92,13 +91,13 @@ struct Replay {
       for (int32_t p = range.begin; p < range.end; ++p) rows.push_back(p);
     }
     const auto count = static_cast<int64_t>(rows.size());
-    tail = rows.empty() ? length : rows[static_cast<size_t>(std::max<int64_t>(count - selector.window(), 0))];
+    tail = rows.empty() ? length : rows[std::max<int64_t>(count - selector.window(), 0)];
     rows.erase(rows.begin(), rows.begin() + std::max<int64_t>(selector.first_row(count), 0));
   }
   // What of a layer is chosen from.
   PositionRanges Columns(int32_t layer) const {
     const PositionRange front{0, tail};
-    return IntersectionOf(layers[static_cast<size_t>(layer)], {&front, 1});
+    return IntersectionOf(layers[layer], {&front, 1});
   }
 };
 
@@ -158,10 +157,9 @@ void PromptChoice::State::ChooseOfLayers() {
     const auto chosen = selector.Keep(std::span(sums).subspan(static_cast<size_t>(layer) * of_layer, of_layer),
                                       static_cast<int32_t>(positions.size()));
     for (int32_t h = 0; h < config.num_kv_heads; ++h) {
-      std::vector<int32_t>& list = kept[static_cast<size_t>(layer * config.num_kv_heads + h)];
+      std::vector<int32_t>& list = kept[layer * config.num_kv_heads + h];
       std::vector<int32_t> next;
-      for (const int32_t column : chosen[static_cast<size_t>(h)])
-        next.push_back(positions[static_cast<size_t>(column)]);
+      for (const int32_t column : chosen[h]) next.push_back(positions[column]);
       if (kv.kept() != nullptr) {
         next.insert(next.end(), std::lower_bound(list.begin(), list.end(), replay.tail), list.end());
       } else {
@@ -193,7 +191,7 @@ absl::StatusOr<std::unique_ptr<PromptChoice>> PromptChoice::Begin(ParallelExecut
     return std::unique_ptr<PromptChoice>(new PromptChoice(std::move(state)));
   }
   // Whole lists first: of layers that choose nothing, and what is there behind the prompt.
-  state->kept.resize(static_cast<size_t>(config.num_layers * config.num_kv_heads));
+  state->kept.resize(config.num_layers * config.num_kv_heads);
   if (kv.kept() != nullptr) {
     for (const PositionRanges& layer : kv.kept()->layers) state->lists.push_back(PositionsOf(layer));
     state->policy = std::make_unique<KeptRowsPolicy>(config, state->lists);
@@ -214,10 +212,9 @@ absl::Status PromptChoice::RunSlice() {
   State& s = *state_;
   const auto num_rows = static_cast<int32_t>(s.replay.rows.size());
   const int32_t end = std::min(s.next_row + s.executor.max_rows(), num_rows);
-  const auto positions =
-      std::span(s.replay.rows).subspan(static_cast<size_t>(s.next_row), static_cast<size_t>(end - s.next_row));
+  const auto positions = std::span(s.replay.rows).subspan(s.next_row, end - s.next_row);
   std::vector<int32_t> tokens;
-  for (const int32_t p : positions) tokens.push_back(s.prompt[static_cast<size_t>(p)]);
+  for (const int32_t p : positions) tokens.push_back(s.prompt[p]);
   const PrefillSlice rows{.tokens = tokens, .positions = positions, .kv = s.own.get(), .policy = s.policy.get()};
   // No row sees what is behind it, and of that nothing may be written yet.
   const PositionRange seen{0, positions.back() + 1};

@@ -83,7 +83,7 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
   SPLICE_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> attended, ReadAttended(executor));
   if (stage_.summary_of >= 0) {
     SPLICE_CHECK(attended.size() == 1, "a summary is of one copy");
-    const SegmentHit& hit = hits_[static_cast<size_t>(stage_.summary_of)];
+    const SegmentHit& hit = hits_[stage_.summary_of];
     const ModelConfig& config = executor.model().config();
     // Through what is kept: a prompt that finds it there chooses by the same bits.
     SegmentSummary stored = TurnSummary({{}, std::move(means), attended[0]}, -hit.distance(), config);
@@ -133,7 +133,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> PromptRun::ReadAttended(Parall
   }
   size_t begin = 0;
   for (const PositionRange& range : stage_.attention_to) {
-    attended.push_back(MostAttended(std::span(scores).subspan(begin, static_cast<size_t>(range.size()))));
+    attended.push_back(MostAttended(std::span(scores).subspan(begin, range.size())));
     for (int32_t& position : attended.back()) position += range.begin;
     begin += static_cast<size_t>(range.size());
   }
@@ -151,7 +151,7 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   final_end_ = layout_.num_prefix / kernels::kPageTokens;
   SPLICE_CHECK(!stage_.whole || (num_rows_ == stage_.rows.front().size() && !scores() && alone()),
                "a whole stage has rows without gaps, and nobody beside them");
-  if (stage_.whole && line_reports_.empty()) line_reports_.resize(static_cast<size_t>(executor.model().num_ranks()));
+  if (stage_.whole && line_reports_.empty()) line_reports_.resize(executor.model().num_ranks());
   if ((stage_.keep_hidden || stage_.whole) && hidden_.empty()) {
     SPLICE_ASSIGN_OR_RETURN(hidden_, executor.AllocateHidden(layout_.active()));
   }
@@ -256,7 +256,7 @@ PrefillSlice PromptRun::Next(int32_t room) {
     skip = 0;
   }
   pass_tokens_.clear();
-  for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[static_cast<size_t>(position)]);
+  for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[position]);
   if (count == 0) return {};
   const bool last = next_row_ + count == num_rows_;
   final_ = {final_end_, final_end_};

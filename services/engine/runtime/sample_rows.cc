@@ -19,8 +19,7 @@ absl::StatusOr<std::vector<SampledToken>> RowSampler::Sample(ParallelExecutor& e
   if (std::all_of(rows_.begin(), rows_.end(), [](const kernels::SampleRow& row) { return row.is_argmax(); })) {
     SPLICE_ASSIGN_OR_RETURN(const std::span<const int32_t> best, executor.Argmax());
     for (size_t i = 0, n = 0; i < samplers.size(); ++i) {
-      if (samplers[i] != nullptr)
-        sampled[i] = samplers[i]->TakeArgmax(best[static_cast<size_t>(rows_[n++].logits_row)]);
+      if (samplers[i] != nullptr) sampled[i] = samplers[i]->TakeArgmax(best[rows_[n++].logits_row]);
     }
     return sampled;
   }
@@ -50,7 +49,7 @@ absl::StatusOr<std::vector<std::vector<SampledToken>>> RowSampler::SampleFirst(
   }
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, Sample(executor, each, rows));
   std::vector<std::vector<SampledToken>> of_prompts(prompts.size());
-  for (size_t i = 0; i < sampled.size(); ++i) of_prompts[static_cast<size_t>(rows[i])].push_back(std::move(sampled[i]));
+  for (size_t i = 0; i < sampled.size(); ++i) of_prompts[rows[i]].push_back(std::move(sampled[i]));
   return of_prompts;
 }
 

@@ -72,7 +72,7 @@ Sampler::Sampler(const SamplingParams& params, std::vector<int32_t> eos_ids, int
 kernels::TokenEdit& Sampler::EditOf(int32_t token) {
   const auto [at, is_new] = edit_idx_.try_emplace(token, static_cast<int32_t>(edits_.size()));
   if (is_new) edits_.push_back({.token = token});
-  return edits_[static_cast<size_t>(at->second)];
+  return edits_[at->second];
 }
 
 bool Sampler::IsEnd(int32_t token) const {
@@ -148,7 +148,7 @@ SampledToken Sampler::Take(const kernels::SampledRow& row, std::span<const kerne
   SampledToken result = TakeArgmax(row.token);
   if (!params_.num_logprobs) return result;
   result.logprob = TokenLogprob{.logprob = kernels::LogprobOf(row.logit, row)};
-  for (const kernels::TopToken& other : top.first(static_cast<size_t>(*params_.num_logprobs))) {
+  for (const kernels::TopToken& other : top.first(*params_.num_logprobs)) {
     if (other.token >= 0) result.logprob->top.emplace_back(other.token, kernels::LogprobOf(other.logit, row));
   }
   return result;
@@ -158,7 +158,7 @@ std::vector<Sampler> ForkSamplers(const SamplingParams& params, const std::vecto
                                   std::span<const int32_t> prompt, std::span<const int32_t> prior_output,
                                   int64_t max_context) {
   std::vector<Sampler> samplers;
-  samplers.reserve(static_cast<size_t>(params.num_forks));
+  samplers.reserve(params.num_forks);
   for (int32_t fork = 0; fork < params.num_forks; ++fork)
     samplers.emplace_back(params, eos_ids, fork, prompt, prior_output, static_cast<int64_t>(prompt.size()),
                           max_context);

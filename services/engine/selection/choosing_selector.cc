@@ -8,7 +8,7 @@ namespace spl::engine {
 
 ChoosingSelector::ChoosingSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                                    const ScoringPlan& plan)
-    : config_(config), classes_(std::move(classes)), plan_(plan), layers_(static_cast<size_t>(config.num_layers)) {
+    : config_(config), classes_(std::move(classes)), plan_(plan), layers_(config.num_layers) {
   SPLICE_CHECK(classes_ == nullptr || OfModel(*classes_, config), "a class for each head of the model");
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     bool any = false;

@@ -35,7 +35,7 @@ class ChoosingSelector : public TokenSelector {
     chosen_ = chosen;
   }
   // Selection of a layer that chooses. The last step's values stay until they are changed.
-  kernels::LayerSelection& layer(int32_t number) { return layers_[static_cast<size_t>(number)]; }
+  kernels::LayerSelection& layer(int32_t number) { return layers_[number]; }
   // Layers in which some head chooses, ascending.
   std::span<const int32_t> choosing_layers() const { return choosing_layers_; }
 

@@ -15,11 +15,11 @@ KeptTokensSelector::KeptTokensSelector(const ModelConfig& config, std::shared_pt
       inner_(std::move(inner)),
       num_kv_heads_(config.num_kv_heads),
       kv_len_(int64_t{kept_->num_tokens} + 1),
-      layers_(static_cast<size_t>(config.num_layers)) {
+      layers_(config.num_layers) {
   SPLICE_CHECK(kept_->layers.size() == layers_.size(), "a list for each layer");
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     SPLICE_CHECK(config.visibility(layer).rule == kernels::VisibilityRule::kFull, "a model without windows");
-    counts_.push_back(CountOf(kept_->layers[static_cast<size_t>(layer)]));
+    counts_.push_back(CountOf(kept_->layers[layer]));
     longest_ = std::max(longest_, counts_.back());
   }
   for (kernels::LayerSelection& layer : layers_) layer.listed = true;
@@ -56,7 +56,7 @@ KeptPositions KeptTokensSelector::lists() const {
   KeptPositions lists;
   for (const PositionRanges& layer : kept_->layers) {
     std::vector<int32_t> list;
-    list.reserve(static_cast<size_t>(CountOf(layer)));
+    list.reserve(CountOf(layer));
     for (const PositionRange& range : layer) {
       for (int32_t p = range.begin; p < range.end; ++p) list.push_back(p);
     }

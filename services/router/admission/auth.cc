@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
+#include "services/base/read_file.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -31,14 +31,6 @@ void AppendField(std::string* message, std::string_view field) {
   const uint64_t size = field.size();
   for (int shift = 0; shift < 64; shift += 8) message->push_back(static_cast<char>(size >> shift & 0xff));
   message->append(field);
-}
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return InvalidArgument("{}: cannot be read", path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 std::string_view Trim(std::string_view text) {

@@ -80,17 +80,6 @@ struct Connection {
 constexpr int kPollsBeforeWarning = 10;
 
 // Empty if global_heads does not fit num_kv_heads.
-std::vector<std::string> HeadMapOf(const v1::ModelIdentity& model) {
-  const std::string& heads = model.global_heads();
-  std::vector<std::string> map;
-  if (model.num_kv_heads() == 0 || heads.size() % model.num_kv_heads() != 0) return map;
-  for (size_t at = 0; at < heads.size(); at += model.num_kv_heads()) {
-    std::string& layer = map.emplace_back();
-    for (size_t h = at; h < at + model.num_kv_heads(); ++h) layer += heads[h] != 0 ? 'g' : 'l';
-  }
-  return map;
-}
-
 bool HasWork(const v1::PrefillInfo& info) { return info.queued_requests() > 0; }
 bool HasWork(const v1::DecodeInfo& info) { return info.running_sequences() + info.reserved_tickets() > 0; }
 
@@ -444,7 +433,7 @@ class PollingFleet final : public Fleet {
     ChooseModel();
     PruneConnections();
     auto snapshot = std::make_shared<FleetSnapshot>();
-    FillModel(&snapshot->model);
+    snapshot->model = FleetModelOf(reference_);
     const bool skip_silent[] = {SomeAnswer(prefill_), SomeAnswer(decode_)};
     for (auto& slot : decode_) {
       if (!IsUsable(*slot) || (slot->silent && skip_silent[1])) continue;
@@ -477,18 +466,6 @@ class PollingFleet final : public Fleet {
     return std::any_of(slots.begin(), slots.end(), [&](const auto& slot) { return IsUsable(*slot) && !slot->silent; });
   }
 
-  void FillModel(FleetModel* model) const {
-    if (reference_.fingerprint().size() != model->fingerprint.size()) return;
-    model->known = true;
-    model->name = reference_.name();
-    std::copy(reference_.fingerprint().begin(), reference_.fingerprint().end(), model->fingerprint.begin());
-    model->layout_digest = reference_.layout_digest();
-    model->max_context = reference_.max_context();
-    model->vocab_size = reference_.vocab_size();
-    model->default_reuse = reference_.default_reuse();
-    model->head_map = HeadMapOf(reference_);
-  }
-
   PrefillView ViewOf(const PrefillSlot& slot) const {
     const v1::PrefillInfo& info = slot.info;
     PrefillView view = WorkerView(info);
@@ -517,9 +494,6 @@ class PollingFleet final : public Fleet {
                      .worker_id = info.worker_id(),
                      .address = slot.address,
                      .epoch = slot.info.epoch(),
-                     .queued_tokens = info.queued_tokens(),
-                     .tokens_per_s = info.prefill_tokens_per_s(),
-                     .max_prompt_tokens = info.max_prompt_tokens(),
                      .draining = slot.info.draining(),
                      .clock = slot.clock.best(),
                      .reads_store = info.has_store(),
@@ -527,6 +501,7 @@ class PollingFleet final : public Fleet {
                      .local = PrefillView::Local{.decode_id = slot.info.worker_id(),
                                                  .max_new_tokens = info.max_new_tokens(),
                                                  .slice_tokens = info.slice_tokens()}};
+    view.TakeLoad(info);
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
                                          .transport = "memory",
                                          .bytes_per_s = info.copy_bytes_per_s(),

@@ -1,5 +1,6 @@
 #include "services/router/fleet/load_tracker.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace spl::router {
@@ -20,6 +21,7 @@ void LoadTracker::Hold::Reset() {
     const auto it = tracker_->loads_.find(worker_id_);
     it->second.prefill_tokens -= load_.prefill_tokens;
     it->second.sequences -= load_.sequences;
+    it->second.prefill_s = it->second.prefill_tokens == 0 ? 0 : std::max(0.0, it->second.prefill_s - load_.prefill_s);
     if (it->second.prefill_tokens == 0 && it->second.sequences == 0) tracker_->loads_.erase(it);
   }
   tracker_.reset();
@@ -32,6 +34,7 @@ LoadTracker::Hold LoadTracker::Add(const std::string& worker_id, const WorkerLoa
   WorkerLoad& total = loads_[worker_id];
   total.prefill_tokens += load.prefill_tokens;
   total.sequences += load.sequences;
+  total.prefill_s += load.prefill_s;
   hold.tracker_ = shared_from_this();
   hold.worker_id_ = worker_id;
   hold.load_ = load;

@@ -14,6 +14,7 @@ namespace spl::router {
 struct WorkerLoad {
   uint64_t prefill_tokens = 0;
   uint32_t sequences = 0;
+  double prefill_s = 0;  // expected time to prefill them; 0: unknown
 };
 
 // Thread-safe.

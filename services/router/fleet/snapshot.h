@@ -34,6 +34,8 @@ struct PrefillView {
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
   double tokens_per_s = 0;
+  double first_tokens_per_s = 0;   // rate of a prompt's first tokens; 0: unknown
+  double pair_cost = 0;            // cost of a pair of a token and one in front of it, in such tokens
   uint64_t max_prompt_tokens = 0;  // 0: unknown
   bool draining = false;
   std::optional<ClockOffset> clock;       // its clock relative to ours
@@ -47,6 +49,16 @@ struct PrefillView {
     uint32_t slice_tokens = 0;
   };
   std::optional<Local> local;
+
+  // Takes over what PrefillInfo and LocalPrefill both say.
+  template <typename Info>
+  void TakeLoad(const Info& info) {
+    queued_tokens = info.queued_tokens();
+    tokens_per_s = info.prefill_tokens_per_s();
+    first_tokens_per_s = info.first_tokens_per_s();
+    pair_cost = info.pair_cost();
+    max_prompt_tokens = info.max_prompt_tokens();
+  }
 
   // The worker that receives the calls, and that is lost when they break.
   const std::string& process_id() const { return local.has_value() ? local->decode_id : worker_id; }
@@ -79,9 +91,14 @@ struct FleetModel {
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
   std::string default_reuse;  // meaning of the policy "auto" for prompts with segments
+  std::string weights;        // types of weights and KV, as the workers call them
+  std::string kv_dtype;
   // Per layer, one letter per KV head: 'g' keeps everything while decoding, 'l' keeps a window. Empty: no head classes.
   std::vector<std::string> head_map;
 };
+
+// As workers say it. Not known: the identity has no fingerprint, because none has answered.
+FleetModel FleetModelOf(const v1::ModelIdentity& identity);
 
 // Lists only workers that answer and agree on the model.
 struct FleetSnapshot {

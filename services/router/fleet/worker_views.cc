@@ -3,13 +3,12 @@
 namespace spl::router {
 
 PrefillView WorkerView(const v1::PrefillInfo& info) {
-  return {.worker_id = info.worker_id(),
-          .epoch = info.epoch(),
-          .queued_tokens = info.queued_tokens(),
-          .tokens_per_s = info.prefill_tokens_per_s(),
-          .max_prompt_tokens = info.max_prompt_tokens(),
-          .draining = info.draining(),
-          .structured_output = info.structured_output()};
+  PrefillView view{.worker_id = info.worker_id(),
+                   .epoch = info.epoch(),
+                   .draining = info.draining(),
+                   .structured_output = info.structured_output()};
+  view.TakeLoad(info);
+  return view;
 }
 
 DecodeView WorkerView(const v1::DecodeInfo& info) {

@@ -162,7 +162,7 @@ void AdminService::Audited::Write(std::string_view caller, const absl::Status& r
   WriteAudit({.caller = caller, .api = "grpc", .call = call, .target = target, .result = result});
 }
 
-grpc::ServerUnaryReactor* AdminService::OnPool(grpc::CallbackServerContext* context, Audited audited,
+grpc::ServerUnaryReactor* AdminService::OnPool(grpc::CallbackServerContext* context, const Audited& audited,
                                                std::function<absl::Status(const Caller&)> work) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::StatusOr<Caller> caller = Authenticate(*context);

@@ -61,7 +61,7 @@ class AdminService final : public v1::Admin::CallbackService {
     void Write(std::string_view caller, const absl::Status& result) const;
   };
   // Authenticates, then runs `work` on the pool.
-  grpc::ServerUnaryReactor* OnPool(grpc::CallbackServerContext* context, Audited audited,
+  grpc::ServerUnaryReactor* OnPool(grpc::CallbackServerContext* context, const Audited& audited,
                                    std::function<absl::Status(const Caller&)> work);
   absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;
 

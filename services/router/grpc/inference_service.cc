@@ -88,7 +88,8 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
 }
 
 void InferenceService::Count(const Caller& caller, const v1::CountTokensRequest& request,
-                             v1::CountTokensResponse* response, std::function<void(const absl::Status&)> done) const {
+                             v1::CountTokensResponse* response,
+                             const std::function<void(const absl::Status&)>& done) const {
   if (const absl::Status named = core_.model().CheckName(request.model()); !named.ok()) return done(named);
   absl::StatusOr<Prompt> prompt = FromProto(request.prompt());
   if (!prompt.ok()) return done(prompt.status());
@@ -160,6 +161,8 @@ grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerConte
       model->set_fingerprint(fleet->model.fingerprint.data(), fleet->model.fingerprint.size());
       model->set_layout_digest(fleet->model.layout_digest);
       model->set_vocab_size(fleet->model.vocab_size);
+      model->set_weights(fleet->model.weights);
+      model->set_kv_dtype(fleet->model.kv_dtype);
     }
   }
   reactor->Finish(ToGrpcStatus(known));

@@ -28,7 +28,7 @@ class InferenceService final : public v1::Inference::CallbackService {
  private:
   // Calls `done` once; `request` and `response` must live until then.
   void Count(const Caller& caller, const v1::CountTokensRequest& request, v1::CountTokensResponse* response,
-             std::function<void(const absl::Status&)> done) const;
+             const std::function<void(const absl::Status&)>& done) const;
   absl::Status CountResolved(const v1::CountTokensRequest& request, const Prompt& prompt,
                              v1::CountTokensResponse* response) const;
   absl::StatusOr<Caller> Authenticate(const grpc::CallbackServerContext& context) const;

@@ -37,7 +37,7 @@ absl::StatusOr<std::string> Join(const google::protobuf::RepeatedPtrField<v1::Co
 absl::StatusOr<Json> JsonOf(const std::string& text, const std::string& field) {
   absl::StatusOr<Json> json = ParseJson(text);
   if (!json.ok()) return ParamError(field, "{}", MessageOf(json.status()));
-  if (!json->is_object()) return ParamError(field, "must be a JSON object, got {}", TypeName(*json));
+  if (!json->is_object()) return ParamError(field, "must be a JSON object, got {}", DescribeJson(*json));
   return json;
 }
 

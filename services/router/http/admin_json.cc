@@ -38,7 +38,7 @@ absl::StatusOr<PublishBody> ParsePublishBody(std::string_view body) {
   const Json* documents = reader.Raw("documents");
   SPLICE_RETURN_IF_ERROR(reader.Finish());
   if (documents == nullptr) return ParamError("documents", "is required");
-  if (!documents->is_array()) return ParamError("documents", "must be a list, got {}", TypeName(*documents));
+  if (!documents->is_array()) return ParamError("documents", "must be a list, got {}", DescribeJson(*documents));
   if (documents->size() > kMaxKbDocuments) {
     return ParamError("documents", "a version may have {} at most, got {}", kMaxKbDocuments, documents->size());
   }

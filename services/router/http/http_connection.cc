@@ -196,7 +196,7 @@ HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<Htt
       write_timer_(stream_.get_executor()),
       buffer_(core_->options.max_header_bytes + kMaxPiece) {}
 
-HttpConnection::~HttpConnection() { core_->num_connections.fetch_sub(1); }
+HttpConnection::~HttpConnection() { core_->RemoveConnection(); }
 
 // Weak: the table's entry lives in the connection.
 void HttpConnection::JoinWaits() {

@@ -32,13 +32,18 @@ struct HttpServerCore {
   std::atomic<size_t> num_connections{0};
   std::atomic<bool> draining{false};  // idle connections close, responses say "connection: close"
   std::mutex mutex;                   // guards num_responding
-  std::condition_variable responded;
-  size_t num_responding = 0;  // requests that were read and whose response is not completely sent
+  std::condition_variable responded;  // num_responding is 0
+  std::condition_variable emptied;    // num_connections is 0
+  size_t num_responding = 0;          // requests that were read and whose response is not completely sent
 
   void AddResponding(int change) {
     std::lock_guard lock(mutex);
     num_responding += static_cast<size_t>(change);
     if (num_responding == 0) responded.notify_all();
+  }
+  void RemoveConnection() {
+    std::lock_guard lock(mutex);
+    if (num_connections.fetch_sub(1) == 1) emptied.notify_all();
   }
   void OnHandshake(HandshakeResult result) const {
     if (options.on_handshake) options.on_handshake(result);

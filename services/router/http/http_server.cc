@@ -19,6 +19,8 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 
+constexpr std::chrono::seconds kStopTimeout{5};
+
 class BeastServer final : public HttpServer, public std::enable_shared_from_this<BeastServer> {
  public:
   BeastServer(asio::io_context& io, HttpServerOptions options, HttpHandler handler, HttpErrorBody error_body,
@@ -89,17 +91,20 @@ class BeastServer final : public HttpServer, public std::enable_shared_from_this
       }
       self.connections_.clear();
     });
+    // A connection whose request is unanswered owns itself through its exchange until its own strand has closed it.
+    std::unique_lock lock(core_->mutex);
+    core_->emptied.wait_for(lock, kStopTimeout, [&] { return core_->num_connections == 0; });
   }
 
  private:
   template <typename Function>
   void OnStrand(Function function) {
-    std::promise<void> done;
-    asio::post(strand_, [this, &done, function] {
-      function(*this);
-      done.set_value();
+    const auto done = std::make_shared<std::promise<void>>();  // outlives a wait that was given up
+    asio::post(strand_, [self = shared_from_this(), done, function] {
+      function(*self);
+      done->set_value();
     });
-    done.get_future().wait_for(std::chrono::seconds(5));
+    done->get_future().wait_for(kStopTimeout);
   }
 
   void Accept() {

@@ -127,7 +127,7 @@ class HttpServer {
   virtual size_t buffered_bytes() const = 0;
   // The peak of buffered_bytes since the last call.
   virtual size_t TakePeakBytes() = 0;
-  // Closes every connection. Blocks until that is done (the io_context must still run).
+  // Closes every connection. Blocks until all are gone, 10 s at most (the io_context must still run).
   virtual void CloseAll() = 0;
 };
 

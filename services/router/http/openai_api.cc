@@ -41,6 +41,10 @@ OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
                                       {"top_p", Shortest(sampling.top_p)},
                                       {"min_p", Shortest(sampling.min_p)},
                                       {"repetition_penalty", Shortest(sampling.repetition_penalty)}};
+  // Once a worker has answered.
+  const std::shared_ptr<const FleetSnapshot> fleet = core.fleet().snapshot();
+  if (!fleet->model.weights.empty()) model["weights"] = fleet->model.weights;
+  if (!fleet->model.kv_dtype.empty()) model["kv_dtype"] = fleet->model.kv_dtype;
   return model;
 }
 
@@ -225,10 +229,9 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
     for (std::string& name : core_.model().VariablesWithoutEffect(*messages))
       parsed->ignored.push_back(std::move(name));
   }
-  const absl::Status strict = CheckIgnored(parsed->ignored);
-  if (!strict.ok()) return RespondError(*exchange, strict, request_id);
-  if (const absl::Status forced = ForceCalls(core_.model().output_format(), *parsed); !forced.ok())
-    return RespondError(*exchange, forced, request_id);
+  absl::Status checked = CheckIgnored(parsed->ignored);
+  if (checked.ok()) checked = ForceCalls(core_.model().output_format(), *parsed);
+  if (!checked.ok()) return RespondError(*exchange, checked, request_id);
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;
@@ -260,10 +263,9 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
                              .output_format = core_.model().output_format(),
                              .tools_json = parsed.tools_json};
   if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
-  // The answer is what was asked for, from its first token on: nothing in it means anything else.
-  if (request.sampling.structured_output.has_value()) head.output_format.reasoning = "none";
-  if (request.sampling.structured_output.has_value() && !parsed.forced_calls.has_value())
-    head.output_format.tools = "none";
+  const bool structured = request.sampling.structured_output.has_value();  // nothing in it means anything else
+  if (structured) head.output_format.reasoning = "none";
+  if (structured && !parsed.forced_calls.has_value()) head.output_format.tools = "none";
   OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
   const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),
                             ignored = IgnoredHeader(parsed.ignored)] {
@@ -298,7 +300,7 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Generation>>> OpenAiApi::MakeGenerations(
-    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, std::shared_ptr<GenerationSink> sink,
+    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, const std::shared_ptr<GenerationSink>& sink,
     PromptMerger& merger) {
   std::vector<Prompt> prompts = {std::move(parsed.generation.prompt)};
   std::move(parsed.more_prompts.begin(), parsed.more_prompts.end(), std::back_inserter(prompts));

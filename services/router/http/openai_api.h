@@ -66,7 +66,7 @@ class OpenAiApi {
   // ResourceExhausted: so many would exceed a limit of the caller.
   absl::StatusOr<std::vector<std::shared_ptr<Generation>>> MakeGenerations(const Caller& caller, ApiRequest parsed,
                                                                            RateLimits::Lease lease,
-                                                                           std::shared_ptr<GenerationSink> sink,
+                                                                           const std::shared_ptr<GenerationSink>& sink,
                                                                            PromptMerger& merger);
   void RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const;
   void Detokenize(const ExchangePtr& exchange);

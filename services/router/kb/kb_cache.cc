@@ -30,7 +30,7 @@ std::shared_ptr<KbCache::Entry> KbCache::Find(const Key& key) {
   std::shared_ptr<Entry>& entry = entries_[key];
   if (entry == nullptr) {
     entry = std::make_shared<Entry>();
-    const std::shared_ptr<Entry> mine = entry;  // EvictLocked changes the map
+    std::shared_ptr<Entry> mine = entry;  // EvictLocked changes the map
     EvictLocked(key);
     return mine;
   }

@@ -458,7 +458,7 @@ class KbPublisher::ContextRun {
   absl::Status Beat() {
     if (std::chrono::steady_clock::now() < last_beat_ + options_.heartbeat) return absl::OkStatus();
     last_beat_ = std::chrono::steady_clock::now();
-    const absl::Status status = publisher_.Beat(owner_, input_.name, version_);
+    absl::Status status = publisher_.Beat(owner_, input_.name, version_);
     if (status.code() != absl::StatusCode::kUnavailable && status.code() != absl::StatusCode::kDeadlineExceeded) {
       return status;
     }

@@ -4,6 +4,7 @@
 
 #include "services/base/ids.h"
 #include "services/base/log.h"
+#include "services/chunk/remote/store_call.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -12,10 +13,6 @@ namespace {
 constexpr int kChangeAttempts = 20;
 
 bool IsMissing(const absl::Status& status) { return status.code() == absl::StatusCode::kNotFound; }
-
-bool IsLoss(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
-}
 
 std::string Label(const std::string& name) { return "knowledge base \"" + name + "\""; }
 
@@ -48,7 +45,7 @@ absl::StatusOr<std::vector<KbHead>> KbStore::List(const chunk::Digest& owner) co
     absl::StatusOr<Loaded> loaded = Load(owner, record.name.substr(sizeof(kKbHeadPrefix) - 1));
     if (loaded.ok()) {
       heads.push_back(std::move(loaded->head));
-    } else if (IsLoss(loaded.status())) {
+    } else if (chunk::IsLoss(loaded.status())) {
       return loaded.status();
     } else if (!IsMissing(loaded.status())) {  // else deleted meanwhile
       log::Error("router.kb_damaged", log::F("cause", loaded.status()));
@@ -66,7 +63,7 @@ absl::Status KbStore::Write(const chunk::Digest& owner, KbHead& head, uint64_t r
   head.change = RandomId::Make().ToHex();
   const chunk::RecordClient::PutOptions options{.expected_revision = revision, .durable = head.durable};
   const absl::Status put = records_->Put(owner, KbHeadRecord(head.name), ToJson(head), options, Deadline()).status();
-  if (!IsLoss(put)) return put;
+  if (!chunk::IsLoss(put)) return put;
   // The answer was lost, the change perhaps not.
   const absl::StatusOr<Loaded> now = Load(owner, head.name);
   return now.ok() && now->head.change == head.change ? absl::OkStatus() : put;

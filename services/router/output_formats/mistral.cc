@@ -48,9 +48,8 @@ class Mistral final : public OutputParser {
     const size_t begin = text.find_first_not_of(kWhiteSpace);
     if (begin == std::string_view::npos) return false;
     if (text[begin] == '[') return EndList(begin, out);
-    const size_t name_end = static_cast<size_t>(
-        std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), IsNameCharacter) -
-        text.begin());
+    const size_t name_end =
+        std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), IsNameCharacter) - text.begin();
     if (name_end == begin || name_end - begin > kMaxNameBytes) return NoCall(out);
     size_t json = text.find_first_not_of(kWhiteSpace, name_end);
     if (json == std::string_view::npos) return false;

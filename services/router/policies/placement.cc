@@ -77,6 +77,7 @@ absl::StatusOr<PlacementPolicy> ParsePlacementPolicy(std::string_view name) {
 
 Placement::Placement(const PlacementOptions& options)
     : policy_(options.policy),
+      scorer_options_(options.scorer),
       queue_(std::make_unique<QueueScorer>(options.scorer)),
       picker_(std::make_unique<SoftmaxPicker>(options.temperature)),
       random_(options.seed != 0 ? options.seed : std::random_device()()) {
@@ -286,6 +287,7 @@ absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
   Candidate chosen = candidates[picked];
   chosen.expected_s = chosen.queue_s;
   for (const auto& term : expected_) chosen.expected_s += term->Seconds(query, chosen);
+  chosen.prefill_s = PrefillSeconds(scorer_options_, query, chosen);
   return chosen;
 }
 
@@ -298,7 +300,8 @@ absl::StatusOr<PlacedRequest> PlaceRequest(const Placement& placement, const Pla
 }
 
 PlacedLoad Charge(LoadTracker& loads, const PlacementQuery& query, const PlacedRequest& placed, uint32_t sequences) {
-  return {.prefill = loads.Add(placed.pair.prefill->worker_id, {.prefill_tokens = placed.tokens_to_compute}),
+  return {.prefill = loads.Add(placed.pair.prefill->worker_id,
+                               {.prefill_tokens = placed.tokens_to_compute, .prefill_s = placed.pair.prefill_s}),
           .decode = loads.Add(placed.pair.decode->worker_id,
                               {.prefill_tokens = query.prompt_tokens, .sequences = sequences})};
 }

@@ -63,6 +63,7 @@ class Placement {
   void TakeTurn(Sides* sides) const;
 
   const PlacementPolicy policy_;
+  const ScorerOptions scorer_options_;
   std::vector<std::unique_ptr<Filter>> filters_;
   std::vector<std::unique_ptr<Filter>> room_filters_;  // if they leave no pair, the status is ResourceExhausted
   std::unique_ptr<QueueScorer> queue_;                 // always computed: the other terms need it

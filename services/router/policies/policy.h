@@ -46,6 +46,7 @@ struct Candidate {
   double queue_s = 0;         // at the prefill worker
   double excess_queue_s = 0;  // the part of it above the mean over all eligible prefill workers
   double cost_s = 0;
+  double prefill_s = 0;   // time that computing and fetching take (PrefillSeconds); set for the chosen pair
   double expected_s = 0;  // time until the KV is at the decode worker, for any policy; set for the chosen pair
 };
 

@@ -34,10 +34,12 @@ double PageLoad(const PlacementQuery& query, const DecodeView& decode) {
 }
 
 double QueueScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
-  const uint64_t ours = query.loads.Of(candidate.prefill->worker_id).prefill_tokens;
-  const uint64_t waiting = query.foreign_tokens.empty() ? std::max(candidate.prefill->queued_tokens, ours)
-                                                        : ours + query.foreign_tokens[candidate.prefill_idx];
-  return static_cast<double>(waiting) / TokensPerSecond(options_, candidate);
+  const WorkerLoad ours = query.loads.Of(candidate.prefill->worker_id);
+  const double tokens_per_s = TokensPerSecond(options_, candidate);
+  const double ours_s = ours.prefill_s > 0 ? ours.prefill_s : static_cast<double>(ours.prefill_tokens) / tokens_per_s;
+  if (!query.foreign_tokens.empty())
+    return ours_s + static_cast<double>(query.foreign_tokens[candidate.prefill_idx]) / tokens_per_s;
+  return std::max(static_cast<double>(candidate.prefill->queued_tokens) / tokens_per_s, ours_s);
 }
 
 double ComputeScorer::TokensToCompute(const PlacementQuery& query, size_t prefill_idx) {
@@ -48,10 +50,18 @@ double ComputeScorer::TokensToCompute(const PlacementQuery& query, size_t prefil
   return std::clamp(computed, std::min(1.0, prompt), prompt);
 }
 
+double ComputeScorer::SecondsOf(const ScorerOptions& options, const PlacementQuery& query, const PrefillView& p,
+                                double tokens) {
+  if (p.first_tokens_per_s <= 0)
+    return tokens / (p.tokens_per_s > 0 ? p.tokens_per_s : options.default_prefill_tokens_per_s);
+  const double front = query.prompt_tokens - tokens;
+  return (tokens + p.pair_cost * tokens * (front + tokens / 2)) / p.first_tokens_per_s;
+}
+
 double ComputeScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
-  const double tokens_per_s = TokensPerSecond(options_, candidate);
-  const double whole_s = query.prompt_tokens / tokens_per_s;
-  const double computed_s = TokensToCompute(query, candidate.prefill_idx) / tokens_per_s;
+  const double whole_s = SecondsOf(options_, query, *candidate.prefill, query.prompt_tokens);
+  const double computed_s =
+      SecondsOf(options_, query, *candidate.prefill, TokensToCompute(query, candidate.prefill_idx));
   const double excess = whole_s > 0 ? candidate.excess_queue_s / whole_s : 0;
   return whole_s - (whole_s - computed_s) / (1 + options_.credit_decay * excess);
 }
@@ -60,6 +70,12 @@ double FetchScorer::Seconds(const PlacementQuery& query, const Candidate& candid
   if (query.reuse.empty()) return 0;
   const double bandwidth = query.fetch_bytes_per_s > 0 ? query.fetch_bytes_per_s : options_.default_fetch_bytes_per_s;
   return KvBytesPerToken(query.fleet) * query.reuse[candidate.prefill_idx].fetched_tokens / bandwidth;
+}
+
+double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query, const Candidate& candidate) {
+  const double tokens = ComputeScorer::TokensToCompute(query, candidate.prefill_idx);
+  return ComputeScorer::SecondsOf(options, query, *candidate.prefill, tokens) +
+         FetchScorer(options).Seconds(query, candidate);
 }
 
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {

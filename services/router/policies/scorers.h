@@ -25,8 +25,8 @@ struct ScorerOptions {
 // Share of d's pages in use with this request included. 0: the worker does not report its size.
 double PageLoad(const PlacementQuery& query, const DecodeView& decode);
 
-// Prompt tokens ahead of this one at p: this router's load there, plus that of others. If the latter is unknown, the
-// worker's own count, if that is larger. Sets Candidate::queue_s.
+// Time for the prompts ahead of this one at p: this router's load there, plus that of others. If the latter is unknown,
+// the worker's own count, if that is larger. Sets Candidate::queue_s.
 class QueueScorer final : public Scorer {
  public:
   explicit QueueScorer(const ScorerOptions& options) : options_(options) {}
@@ -46,6 +46,9 @@ class ComputeScorer final : public Scorer {
   double Seconds(const PlacementQuery& query, const Candidate& candidate) const override;
   // Without the decay: the expected amount. 0 ≤ result ≤ prompt_tokens.
   static double TokensToCompute(const PlacementQuery& query, size_t prefill_idx);
+  // Time to compute the last `tokens` of the prompt at p: the attention of a long prompt takes more than all the rest.
+  static double SecondsOf(const ScorerOptions& options, const PlacementQuery& query, const PrefillView& p,
+                          double tokens);
 
  private:
   const ScorerOptions options_;
@@ -61,6 +64,9 @@ class FetchScorer final : public Scorer {
  private:
   const ScorerOptions options_;
 };
+
+// Time that the prompt takes at p, computing and fetching, without any decay.
+double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query, const Candidate& candidate);
 
 // KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill.
 class WireScorer final : public Scorer {

@@ -8,8 +8,6 @@
 namespace spl::router {
 namespace {
 
-constexpr char kParamUrl[] = "spl.v1/param";
-constexpr char kCodeUrl[] = "spl.v1/error-code";
 constexpr char kRetryAfterUrl[] = "spl.v1/retry-after-ms";
 
 std::string PayloadOf(const absl::Status& status, const char* url) {
@@ -39,12 +37,12 @@ const char* ErrorType(int http_status) {
 }  // namespace
 
 absl::Status SetParam(absl::Status status, const std::string& param) {
-  status.SetPayload(kParamUrl, absl::Cord(param));
+  status.SetPayload(kFieldPayload, absl::Cord(param));
   return status;
 }
 
 absl::Status SetErrorCode(absl::Status status, const std::string& code) {
-  status.SetPayload(kCodeUrl, absl::Cord(code));
+  status.SetPayload(kErrorCodePayload, absl::Cord(code));
   return status;
 }
 
@@ -53,8 +51,8 @@ absl::Status SetRetryAfterMs(absl::Status status, uint32_t retry_after_ms) {
   return status;
 }
 
-std::string ParamOf(const absl::Status& status) { return PayloadOf(status, kParamUrl); }
-std::string ErrorCodeOf(const absl::Status& status) { return PayloadOf(status, kCodeUrl); }
+std::string ParamOf(const absl::Status& status) { return PayloadOf(status, kFieldPayload); }
+std::string ErrorCodeOf(const absl::Status& status) { return PayloadOf(status, kErrorCodePayload); }
 
 std::optional<uint32_t> RetryAfterMsOf(const absl::Status& status) {
   const std::string text = PayloadOf(status, kRetryAfterUrl);

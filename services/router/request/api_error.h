@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "services/base/field_error.h"
 #include "services/base/status.h"
 
 namespace spl::router {
@@ -22,7 +23,7 @@ std::optional<uint32_t> RetryAfterMsOf(const absl::Status& status);
 // InvalidArgument "param: message", with the field's name as a payload.
 template <typename... Args>
 absl::Status ParamError(const std::string& param, fmt::format_string<Args...> format, Args&&... args) {
-  return SetParam(InvalidArgument("{}: {}", param, fmt::format(format, std::forward<Args>(args)...)), param);
+  return FieldError(param, fmt::format(format, std::forward<Args>(args)...));
 }
 
 // The HTTP status of a canonical code: 400, 401, 404, 409, 429, 499, 500, 503, 504.

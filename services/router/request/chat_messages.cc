@@ -32,12 +32,12 @@ absl::Status CheckFunction(const Json& value, const std::string& path, bool is_c
   if (name.empty() || name.size() > kMaxToolNameBytes)
     return ParamError(path + ".function.name", "must have 1 to {} bytes", kMaxToolNameBytes);
   if (arguments != nullptr && !arguments->is_string() && !arguments->is_object())
-    return ParamError(path + ".function.arguments", "must be a string or an object, got {}", TypeName(*arguments));
+    return ParamError(path + ".function.arguments", "must be a string or an object, got {}", DescribeJson(*arguments));
   return absl::OkStatus();
 }
 
 absl::Status CheckFunctions(const Json& list, const std::string& path, bool are_calls) {
-  if (!list.is_array()) return ParamError(path, "must be a list, got {}", TypeName(list));
+  if (!list.is_array()) return ParamError(path, "must be a list, got {}", DescribeJson(list));
   if (list.size() > kMaxTools) return ParamError(path, "at most {} are served, got {}", kMaxTools, list.size());
   for (size_t i = 0; i < list.size(); ++i)
     SPLICE_RETURN_IF_ERROR(CheckFunction(list[i], fmt::format("{}[{}]", path, i), are_calls));
@@ -64,7 +64,8 @@ absl::Status ReadContent(const Json* content, const std::string& path, bool may_
     *out = content->get<std::string>();
     return absl::OkStatus();
   }
-  if (!content->is_array()) return ParamError(path, "must be a string or a list of parts, got {}", TypeName(*content));
+  if (!content->is_array())
+    return ParamError(path, "must be a string or a list of parts, got {}", DescribeJson(*content));
   SPLICE_ASSIGN_OR_RETURN(*out, ReadContentParts(*content, path, segments));
   return absl::OkStatus();
 }
@@ -97,16 +98,16 @@ absl::StatusOr<tokenizer::ChatMessage> ReadMessage(const Json& value, const std:
 }
 
 absl::Status CheckDocuments(const Json& documents) {
-  if (!documents.is_array()) return ParamError("documents", "must be a list, got {}", TypeName(documents));
+  if (!documents.is_array()) return ParamError("documents", "must be a list, got {}", DescribeJson(documents));
   for (size_t i = 0; i < documents.size(); ++i) {
     if (!documents[i].is_object())
-      return ParamError(fmt::format("documents[{}]", i), "must be an object, got {}", TypeName(documents[i]));
+      return ParamError(fmt::format("documents[{}]", i), "must be an object, got {}", DescribeJson(documents[i]));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<Json> ReadKwargs(const Json& kwargs) {
-  if (!kwargs.is_object()) return ParamError("chat_template_kwargs", "must be an object, got {}", TypeName(kwargs));
+  if (!kwargs.is_object()) return ParamError("chat_template_kwargs", "must be an object, got {}", DescribeJson(kwargs));
   if (kwargs.size() > kMaxTemplateVariables) {
     return ParamError("chat_template_kwargs", "at most {} are served, got {}", kMaxTemplateVariables, kwargs.size());
   }
@@ -121,7 +122,7 @@ absl::StatusOr<Json> ReadKwargs(const Json& kwargs) {
 
 absl::Status ReadMessages(const Json* messages, ChatPrompt* chat) {
   if (messages == nullptr) return ParamError("messages", "is required");
-  if (!messages->is_array()) return ParamError("messages", "must be a list, got {}", TypeName(*messages));
+  if (!messages->is_array()) return ParamError("messages", "must be a list, got {}", DescribeJson(*messages));
   if (messages->empty()) return ParamError("messages", "must hold at least one message");
   for (size_t i = 0; i < messages->size(); ++i) {
     SPLICE_ASSIGN_OR_RETURN(tokenizer::ChatMessage message,

@@ -10,7 +10,7 @@ namespace {
 
 absl::StatusOr<std::vector<TokenId>> ReadIds(const Json& value, const std::string& field) {
   if (value.empty()) return ParamError(field, "must not be empty");
-  SPLICE_ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, ReadTokenIds(value, field));
+  SPLICE_ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, (BasicJsonField<Json>{&value, field}).TokenIds());
   return std::vector<TokenId>(ids.begin(), ids.end());
 }
 
@@ -27,7 +27,7 @@ absl::StatusOr<std::vector<Prompt>> ReadList(const Json& list) {
       SPLICE_ASSIGN_OR_RETURN(std::vector<TokenId> ids, ReadIds(list[i], field));
       prompts.emplace_back(std::move(ids));
     } else {
-      return ParamError(field, "must be a string or a list of token ids, got {}", TypeName(list[i]));
+      return ParamError(field, "must be a string or a list of token ids, got {}", DescribeJson(list[i]));
     }
   }
   return prompts;
@@ -36,7 +36,8 @@ absl::StatusOr<std::vector<Prompt>> ReadList(const Json& list) {
 absl::StatusOr<std::vector<Prompt>> ReadAny(const Json& prompt) {
   if (prompt.is_string()) return std::vector<Prompt>{prompt.get<std::string>()};
   if (!prompt.is_array()) {
-    return ParamError("prompt", "must be a string, a list of token ids or a list of parts, got {}", TypeName(prompt));
+    return ParamError("prompt", "must be a string, a list of token ids or a list of parts, got {}",
+                      DescribeJson(prompt));
   }
   if (prompt.empty()) return ParamError("prompt", "must not be empty");
   const Json& first = prompt.front();

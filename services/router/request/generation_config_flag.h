@@ -7,10 +7,9 @@
 namespace spl::router {
 
 inline void AddGenerationConfigFlag(CLI::App& app, std::string& target) {
-  app.add_option(
-         "--generation-config", target,
-         "sampling parameters of requests that name none: auto: those of the model's generation_config.json, or "
-         "none: temperature 1 and nothing cut off")
+  app.add_option("--generation-config", target,
+                 "default sampling parameters: auto (the model's generation_config.json) or none (temperature 1, no "
+                 "truncation)")
       ->check(CLI::IsMember({"auto", "none"}))
       ->capture_default_str();
 }

@@ -51,7 +51,8 @@ void ReadMaxTokens(ObjectReader& reader, const char* name, std::optional<uint32_
 void ReadLogitBias(ObjectReader& reader, std::map<uint32_t, float>* out) {
   const Json* value = reader.Raw("logit_bias");
   if (value == nullptr) return;
-  if (!value->is_object()) return reader.Fail(ParamError("logit_bias", "must be an object, got {}", TypeName(*value)));
+  if (!value->is_object())
+    return reader.Fail(ParamError("logit_bias", "must be an object, got {}", DescribeJson(*value)));
   for (const auto& item : value->items()) {
     const std::string& name = item.key();
     const bool digits = !name.empty() && name.size() <= 9 && name.find_first_not_of("0123456789") == std::string::npos;
@@ -81,7 +82,7 @@ void ReadStream(ObjectReader& reader, StreamOptions* out, std::vector<std::strin
 
 // [{"begin","end","namespace"}, …] of a prompt of token ids.
 absl::StatusOr<std::vector<TokenSegment>> ReadTokenSegments(const Json& value) {
-  if (!value.is_array()) return ParamError("splice.segments", "must be a list, got {}", TypeName(value));
+  if (!value.is_array()) return ParamError("splice.segments", "must be a list, got {}", DescribeJson(value));
   std::vector<TokenSegment> segments;
   for (size_t i = 0; i < value.size(); ++i) {
     ObjectReader reader(value[i], fmt::format("splice.segments[{}].", i));
@@ -297,7 +298,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeBody(std::string_view body) {
     return out;
   }
   if (prompt == nullptr) return ParamError("prompt", "or messages is required");
-  if (!prompt->is_string()) return ParamError("prompt", "must be a string, got {}", TypeName(*prompt));
+  if (!prompt->is_string()) return ParamError("prompt", "must be a string, got {}", DescribeJson(*prompt));
   out.prompt = prompt->get<std::string>();
   return out;
 }

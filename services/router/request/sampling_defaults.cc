@@ -1,9 +1,8 @@
 #include "services/router/request/sampling_defaults.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
+#include "services/base/read_file.h"
 #include "services/base/status.h"
 #include "services/router/request/json_reader.h"
 
@@ -39,10 +38,8 @@ absl::StatusOr<Sampling> ParseSamplingDefaults(const std::string& text) {
 absl::StatusOr<Sampling> LoadSamplingDefaults(const std::string& model_dir) {
   const std::string path = model_dir + "/generation_config.json";
   if (!std::filesystem::exists(path)) return Sampling();
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  absl::StatusOr<Sampling> sampling = ParseSamplingDefaults(text.str());
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  absl::StatusOr<Sampling> sampling = ParseSamplingDefaults(text);
   if (!sampling.ok()) return Annotate(sampling.status(), path + " (--generation-config none leaves it alone)");
   return sampling;
 }

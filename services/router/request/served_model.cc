@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "services/base/ids.h"
+#include "services/base/read_file.h"
 #include "services/hub/model_name.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
@@ -20,18 +19,12 @@ namespace {
 
 absl::StatusOr<uint32_t> ReadMaxContext(const std::string& dir) {
   const std::string path = dir + "/config.json";
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return Errorf(absl::StatusCode::kNotFound, "{}: cannot be read", path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  absl::StatusOr<Json> config = ParseJson(text.str());
-  if (!config.ok()) return Annotate(config.status(), path);
-  if (!config->is_object()) return InvalidArgument("{}: must hold a JSON object", path);
-  const auto it = config->find("max_position_embeddings");
-  if (it == config->end() || !it->is_number_unsigned() || it->get<uint64_t>() == 0 || it->get<uint64_t>() > 1u << 30) {
-    return InvalidArgument("{}: max_position_embeddings is missing or not a context length", path);
-  }
-  return static_cast<uint32_t>(it->get<uint64_t>());
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  SPLICE_ASSIGN_OR_RETURN(const nlohmann::json config, ParseJsonObject(text, path));
+  JsonObjectReader reader(config, path + ": ");
+  const int32_t positions = reader.RequireInt("max_position_embeddings", 1, 1 << 30);
+  SPLICE_RETURN_IF_ERROR(reader.status());
+  return static_cast<uint32_t>(positions);
 }
 
 // Marks the special tokens that texts spell.

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/loop_state.h"
 #include "services/tokenizer/jinja/text.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 
@@ -91,8 +91,8 @@ absl::StatusOr<Value> ItemAt(const Value& object, int64_t idx) {
   if (!object.is_string()) return object.AsList()[idx];
   const std::string& text = object.AsString();
   size_t pos = 0;
-  for (int64_t i = 0; i < idx; ++i) pos += DecodeUtf8(text, pos).num_bytes;
-  return Value::String(text.substr(pos, DecodeUtf8(text, pos).num_bytes));
+  for (int64_t i = 0; i < idx; ++i) pos += text::DecodeUtf8(text, pos).num_bytes;
+  return Value::String(text.substr(pos, text::DecodeUtf8(text, pos).num_bytes));
 }
 
 }  // namespace

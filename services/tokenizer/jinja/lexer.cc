@@ -5,9 +5,9 @@
 #include <cstdlib>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/string_literal.h"
 #include "services/tokenizer/jinja/text.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -60,7 +60,7 @@ class Lexer {
   size_t SpaceAt(size_t pos) const {  // bytes of whitespace from `pos` on
     size_t end = pos;
     while (end < in_.size()) {
-      const CodePoint c = DecodeUtf8(in_, end);
+      const text::CodePoint c = text::DecodeUtf8(in_, end);
       if (!IsPythonSpace(c.value)) break;
       end += c.num_bytes;
     }
@@ -196,7 +196,7 @@ class Lexer {
       open->pop_back();
     }
     if (std::string_view("+-*/%~[](){}><=.:|,;").find(c) == std::string_view::npos) {
-      return Error(fmt::format("unexpected character '{}'", in_.substr(pos_, DecodeUtf8(in_, pos_).num_bytes)));
+      return Error(fmt::format("unexpected character '{}'", in_.substr(pos_, text::DecodeUtf8(in_, pos_).num_bytes)));
     }
     return Operator(1);
   }

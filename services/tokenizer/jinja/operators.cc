@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/text.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -125,7 +125,7 @@ std::string TextSlice(const std::string& text, int64_t begin, int64_t end) {
   size_t first = 0;
   for (int64_t i = 0; i < end; ++i) {
     if (i == begin) first = pos;
-    pos += DecodeUtf8(text, pos).num_bytes;
+    pos += text::DecodeUtf8(text, pos).num_bytes;
   }
   return begin < end ? text.substr(first, pos - first) : std::string();
 }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "services/base/status.h"
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -27,7 +27,7 @@ absl::Status AppendCodePoint(uint32_t value, std::string* out) {
   if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
     return InvalidArgument("the escape in the string names no character");
   }
-  AppendUtf8(value, out);
+  text::AppendUtf8(value, out);
   return absl::OkStatus();
 }
 

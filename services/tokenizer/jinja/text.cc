@@ -7,9 +7,9 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "services/base/status.h"
+#include "services/text/regex.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/limits.h"
-#include "services/tokenizer/regex.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -28,15 +28,15 @@ bool IsAsciiLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 
 bool HasOtherCasedCharacters(std::string_view text) {
   if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     return false;
-  static const Regex* const cased =
-      new Regex(*Regex::Compile("[^\\x00-\\x7F](?<=[\\p{L&}\\p{Lm}\\p{Nl}\\x{345}Ⓐ-ⓩ])|[ªº]"));
-  std::vector<Span> matches;
+  static const text::Regex* const cased =
+      new text::Regex(*text::Regex::Compile("[^\\x00-\\x7F](?<=[\\p{L&}\\p{Lm}\\p{Nl}\\x{345}Ⓐ-ⓩ])|[ªº]"));
+  std::vector<text::Span> matches;
   return !cased->FindAll(text, &matches).ok() || !matches.empty();
 }
 
 }  // namespace
 
-bool IsPythonSpace(char32_t value) { return IsWhitespace(value) || (value >= 0x1C && value <= 0x1F); }
+bool IsPythonSpace(char32_t value) { return text::IsWhitespace(value) || (value >= 0x1C && value <= 0x1F); }
 
 int64_t LengthOf(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
@@ -50,24 +50,24 @@ size_t FindText(std::string_view text, std::string_view part, size_t from) {
   return static_cast<size_t>(static_cast<const char*>(found) - text.data());
 }
 
-std::string_view FirstCharacter(std::string_view text) { return text.substr(0, DecodeUtf8(text, 0).num_bytes); }
+std::string_view FirstCharacter(std::string_view text) { return text.substr(0, text::DecodeUtf8(text, 0).num_bytes); }
 std::string_view LastCharacter(std::string_view text) { return text.substr(PreviousCharacter(text, text.size())); }
 
 std::string Strip(std::string_view text, const std::string* characters, StripSide side) {
   absl::flat_hash_set<char32_t> stripped;
   for (size_t pos = 0; characters != nullptr && pos < characters->size();) {
-    const CodePoint c = DecodeUtf8(*characters, pos);
+    const text::CodePoint c = text::DecodeUtf8(*characters, pos);
     stripped.insert(c.value);
     pos += c.num_bytes;
   }
   const auto is_stripped = [&](std::string_view character) {
-    const char32_t value = DecodeUtf8(character, 0).value;
+    const char32_t value = text::DecodeUtf8(character, 0).value;
     return characters == nullptr ? IsPythonSpace(value) : stripped.contains(value);
   };
   size_t begin = 0;
   size_t end = text.size();
   while (side != StripSide::kRight && begin < end) {
-    const std::string_view character = text.substr(begin, DecodeUtf8(text, begin).num_bytes);
+    const std::string_view character = text.substr(begin, text::DecodeUtf8(text, begin).num_bytes);
     if (!is_stripped(character)) break;
     begin += character.size();
   }
@@ -92,8 +92,8 @@ absl::StatusOr<std::vector<std::string>> SplitAtSpace(std::string_view text, int
   std::vector<std::string> parts;
   size_t pos = 0;
   const auto skip = [&](bool space) {
-    while (pos < text.size() && IsPythonSpace(DecodeUtf8(text, pos).value) == space) {
-      pos += DecodeUtf8(text, pos).num_bytes;
+    while (pos < text.size() && IsPythonSpace(text::DecodeUtf8(text, pos).value) == space) {
+      pos += text::DecodeUtf8(text, pos).num_bytes;
     }
   };
   for (skip(true); pos < text.size(); skip(true)) {
@@ -143,7 +143,7 @@ absl::StatusOr<std::vector<std::string>> SplitLines(std::string_view text) {
   std::vector<std::string> lines;
   size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
-    const CodePoint c = DecodeUtf8(text, pos);
+    const text::CodePoint c = text::DecodeUtf8(text, pos);
     const bool ends = (c.value >= 0x0A && c.value <= 0x0D) || (c.value >= 0x1C && c.value <= 0x1E) || c.value == 0x85 ||
                       c.value == 0x2028 || c.value == 0x2029;
     const size_t line_end = pos;
@@ -218,11 +218,12 @@ std::string FloatText(double value) {
 namespace {
 
 // Characters beyond ASCII that Python counts as unprintable.
-std::vector<Span> UnprintableCharacters(std::string_view text) {
-  std::vector<Span> found;
+std::vector<text::Span> UnprintableCharacters(std::string_view text) {
+  std::vector<text::Span> found;
   if (std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }))
     return found;
-  static const Regex* const unprintable = new Regex(*Regex::Compile("[^\\x00-\\x7F](?<=[\\p{C}\\p{Z}])"));
+  static const text::Regex* const unprintable =
+      new text::Regex(*text::Regex::Compile("[^\\x00-\\x7F](?<=[\\p{C}\\p{Z}])"));
   // One character at a time cannot exceed the match limit.
   if (!unprintable->FindAll(text, &found).ok()) found.clear();
   return found;
@@ -245,13 +246,13 @@ void AppendPrintable(char32_t value, std::string_view character, bool printable,
 std::string QuotePython(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
   const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
-  const std::vector<Span> unprintable = UnprintableCharacters(text);
+  const std::vector<text::Span> unprintable = UnprintableCharacters(text);
   auto next_unprintable = unprintable.begin();
   std::string out(1, quote);
   for (size_t pos = 0; pos < text.size(); ++pos) {
     const char c = text[pos];
     if (static_cast<unsigned char>(c) >= 0x80) {
-      const CodePoint point = DecodeUtf8(text, pos);
+      const text::CodePoint point = text::DecodeUtf8(text, pos);
       const bool printable = next_unprintable == unprintable.end() || next_unprintable->begin != pos;
       if (!printable) ++next_unprintable;
       AppendPrintable(point.value, text.substr(pos, point.num_bytes), printable, &out);
@@ -277,7 +278,7 @@ std::string QuotePython(std::string_view text) {
 std::string QuoteJson(std::string_view text, bool ensure_ascii) {
   std::string out = "\"";
   for (size_t pos = 0; pos < text.size();) {
-    const CodePoint c = DecodeUtf8(text, pos);
+    const text::CodePoint c = text::DecodeUtf8(text, pos);
     const std::string_view character = text.substr(pos, c.num_bytes);
     pos += c.num_bytes;
     if (c.value == '"' || c.value == '\\') {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/text/utf8.h"
 #include "services/tokenizer/jinja/limits.h"
 #include "services/tokenizer/jinja/text.h"
-#include "services/tokenizer/utf8.h"
 
 namespace spl::tokenizer::jinja {
 namespace {
@@ -192,7 +192,7 @@ absl::StatusOr<Value> Value::Pop(int64_t position) {
   const auto size = static_cast<int64_t>(list->size());
   if (position < 0) position += size;
   if (position < 0 || position >= size) return absl::InvalidArgumentError("pop index out of range");
-  Value item = std::move((*list)[static_cast<size_t>(position)]);
+  Value item = std::move((*list)[position]);
   list->erase(list->begin() + position);
   return item;
 }
@@ -305,7 +305,7 @@ absl::StatusOr<List> Iterate(const Value& value) {
         return InvalidArgument("a text of {} bytes is too long to visit its characters", text.size());
       }
       for (size_t pos = 0; pos < text.size();) {
-        const size_t num_bytes = DecodeUtf8(text, pos).num_bytes;
+        const size_t num_bytes = text::DecodeUtf8(text, pos).num_bytes;
         characters.push_back(Value::String(text.substr(pos, num_bytes)));
         pos += num_bytes;
       }

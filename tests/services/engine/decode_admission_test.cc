@@ -71,6 +71,39 @@ TEST_F(DecodeAdmissionTest, ChoicesThatAreCancelledLeaveNothingBehind) {
   decode_pool_->CheckInvariants();
 }
 
+// Two prompts fit the pool beside each other, but not the pages with which the older one chooses: the younger one gives
+// way until the slice has run. It used to come back before that, for ever.
+TEST_F(DecodeAdmissionTest, AChoiceThatFindsNoPagesRunsOnceAnotherHasGivenWay) {
+  std::mt19937 random = SeededRandom("choices in a small pool");
+  const auto first = RandomPrompt(random, 40), older = RandomPrompt(random, 300), younger = RandomPrompt(random, 300);
+  const auto run = [&](int64_t pool_tokens) {
+    Start(8192, pool_tokens, {}, {.executor = {.max_rows = 32}});
+    ScopedFaults disarm;
+    EXPECT_TRUE(ArmFault("engine.decode_step", {.kind = FaultKind::kDelayUntil, .event = "all are there"}).ok());
+    selection_ = DecodeOptions("dense");
+    std::vector<std::shared_ptr<Outcome>> outcomes = {Submit(first, Greedy(4))};
+    EXPECT_TRUE(EventuallyRunning());
+    selection_ = Selector("h2o", 64);
+    for (const auto& prompt : {older, younger}) outcomes.push_back(Submit(prompt, Greedy(20)));
+    EXPECT_TRUE(test::Eventually([&] { return decode_->load().waiting == 2; }));
+    FireFaultEvent("all are there");
+    std::vector<Tokens> tokens;
+    for (const auto& outcome : outcomes) {
+      EXPECT_TRUE(outcome->Wait()) << "no end";
+      EXPECT_TRUE(outcome->status.ok()) << outcome->status;
+      tokens.push_back(outcome->tokens);
+    }
+    return tokens;
+  };
+  const auto want = run(16384);
+  EXPECT_EQ(decode_->load().preemptions, 0U);
+  EXPECT_EQ(run(864), want);
+  EXPECT_GT(decode_->load().preemptions, 0U);
+  EXPECT_EQ(decode_->load().parked_bytes, 0U);
+  EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+  decode_pool_->CheckInvariants();
+}
+
 // Sequences whose first step gathers keys join a few at a time, and their answers do not depend on it.
 TEST_F(DecodeAdmissionTest, FirstSparseStepsTakeTurns) {
   std::mt19937 random = SeededRandom("first sparse steps");

@@ -132,37 +132,37 @@ TEST(HeadClassMap, AnotherModelIsRefused) {
 }
 
 TEST(HeadClassMap, BadFilesNameTheField) {
-  EXPECT_THAT(std::string(HeadClassMap::Parse("[", "f.json").status().message()), HasSubstr("f.json: not a JSON"));
+  EXPECT_THAT(std::string(HeadClassMap::Parse("[", "f.json").status().message()), HasSubstr("f.json: is not JSON"));
   json map = TwoByTwo();
   map["format"] = "other";
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'format'"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("map: format: must be"));
   map = TwoByTwo();
   map.erase("window");
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'window' is missing"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("map: window: is missing"));
   map = TwoByTwo();
   map["window"][1][0] = 0;
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'window' layer 1 head 0 is local with window 0"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("window: layer 1 head 0 is local: its window must lie in [1, "));
   map["window"][1][0] = 1.5;
-  EXPECT_THAT(ErrorOf(map), HasSubstr("window 1.5"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("got 1.5"));
   map = TwoByTwo();
   map["sinks"][0][1] = -1;
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'sinks' layer 0 head 1"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("sinks: layer 0 head 1"));
   map = TwoByTwo();
   map["class"][1] = json::array({"local"});
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'class' layer 1 is not a list of 2 heads"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("class: layer 1 must be a list of 2 heads"));
   map["class"][1] = json::array({"local", "loud"});
-  EXPECT_THAT(ErrorOf(map), HasSubstr("layer 1 head 1 is \"loud\""));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("layer 1 head 1 must be \"global\" or \"local\", got \"loud\""));
   map["class"] = json::parse(R"([["local", "local"]])");
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'class' has 1 layers"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("class: must have 2 layers (num_layers), got 1"));
   map = TwoByTwo();
   map["num_layers"] = 0;
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'num_layers' is 0"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("num_layers: must be an integer between 1 and 4096, got 0"));
   map = TwoByTwo();
   map["model_fingerprint"] = "abc";
-  EXPECT_THAT(ErrorOf(map), HasSubstr("'model_fingerprint'"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("model_fingerprint: must be 64 hexadecimal digits"));
   map = TwoByTwo();
   map["profile"] = {{"num_tokens", 5}, {"edge_mass", {{0, 0}, {0, 3}}}};
-  EXPECT_THAT(ErrorOf(map), HasSubstr("profile: 'edge_mass' layer 1 head 1 is 3"));
+  EXPECT_THAT(ErrorOf(map), HasSubstr("profile.edge_mass: layer 1 head 1 must be a number in [0, 2], got 3"));
   EXPECT_EQ(HeadClassMap::Load("/nowhere/head_classes.json").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(FindHeadPreset("wild").status().message()), HasSubstr("safe, mid, paper"));
 }
@@ -205,9 +205,9 @@ TEST(HeadClassImport, RedKnotKeysAreUnderstood) {
   EXPECT_EQ(parse()->at(1, 0), Local(4096, 16));
   map["kv_head_classification"][1][1] = "odd";
   EXPECT_THAT(std::string(parse().status().message()),
-              HasSubstr("'kv_head_classification' of layer 1 head 1 is \"odd\""));
+              HasSubstr("kv_head_classification: layer 1 head 1 must not be \"odd\""));
   map.erase("kv_head_max_distance");
-  EXPECT_THAT(std::string(parse().status().message()), HasSubstr("'kv_head_max_distance' is missing"));
+  EXPECT_THAT(std::string(parse().status().message()), HasSubstr("kv_head_max_distance: is missing"));
 }
 
 }  // namespace

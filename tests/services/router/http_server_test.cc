@@ -30,7 +30,7 @@ size_t ResidentBytes() {
   return resident * 4096;
 }
 
-// /echo answers with the length of its body, /big with 4 MiB, anything else with its path.
+// /echo answers with the length of its body, /big with 4 MiB, /never not at all, anything else with its path.
 class HttpServerTest : public ::testing::Test {
  protected:
   ~HttpServerTest() override {
@@ -48,12 +48,19 @@ class HttpServerTest : public ::testing::Test {
       std::string body = request.path;
       if (request.path == "/echo") body = std::to_string(exchange->TakeBody().size());
       if (request.path == "/big") body = std::string(4 * kMiB, 'x');
+      if (request.path == "/never") return Keep(exchange);
       exchange->Respond({.body = std::move(body)});
     };
     auto started = HttpServer::Start(
         io_, options_, handler, [](int, const std::string& message) { return message; }, std::move(gate));
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = std::move(*started);
+  }
+  void Keep(const std::shared_ptr<HttpExchange>& exchange) {
+    exchange->SetDisconnectCallback([this] { ++disconnected_; });
+    std::lock_guard lock(mutex_);
+    kept_.push_back(exchange);
+    ++num_kept_;
   }
   // Sends `head`, then 64 MiB of `filler`; how much memory that took.
   size_t Flood(const std::string& head, const std::string& filler) {
@@ -83,6 +90,9 @@ class HttpServerTest : public ::testing::Test {
   std::vector<std::thread> threads_;
   std::unique_ptr<HttpServer> server_;
   std::atomic<size_t> bodies_read_{0};
+  std::atomic<size_t> num_kept_{0}, disconnected_{0};
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<HttpExchange>> kept_;  // by mutex_
   TestResponse answer_;
 };
 
@@ -236,6 +246,19 @@ TEST_F(HttpServerTest, ANewConnectionTakesTheOldestOnesPlace) {
     if (i % 2 == 0) others.back()->Send(HalfBody(1'000));
   }
   EXPECT_TRUE(Eventually([&] { return testing::Call(server_->address(), "GET", "/x").status == 200; }));
+}
+
+// A connection owns itself through an exchange that nobody answers: it leaked where the io_context stopped at once.
+TEST_F(HttpServerTest, CloseAllReturnsWhenEveryConnectionIsGone) {
+  Start();
+  std::vector<std::unique_ptr<HttpTestClient>> clients;
+  for (size_t i = 0; i < 40; ++i) {
+    clients.push_back(std::make_unique<HttpTestClient>(server_->address()));
+    clients.back()->Send("GET /never HTTP/1.1\r\nhost: t\r\n\r\n");
+  }
+  EXPECT_TRUE(Eventually([&] { return num_kept_ == clients.size(); }));
+  server_->CloseAll();
+  EXPECT_EQ(disconnected_, clients.size());
 }
 
 }  // namespace

@@ -215,6 +215,37 @@ TEST_F(PlacementTest, WhatWasJustRoutedCountsAsLoad) {
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '1');
 }
 
+// A prompt of 50,000 tokens takes as long as nine of 10,000 here, not as five: a queue is not its tokens.
+TEST_F(PlacementTest, LongPromptsInAQueueTakeTheirAttentionsTime) {
+  for (PrefillView& p : fleet_.prefill) p.first_tokens_per_s = 1'000, p.pair_cost = 4e-5;
+  const auto place_at = [&](const char* worker, uint32_t tokens) {
+    const PlacementQuery query{.fleet = fleet_, .loads = *loads_, .prompt_tokens = tokens, .reuse = reuse_};
+    PlacedRequest placed{
+        .pair = {.prefill = worker[1] == '0' ? &fleet_.prefill[0] : &fleet_.prefill[1], .decode = fleet_.decode.data()},
+        .tokens_to_compute = tokens};
+    placed.pair.prefill_s = PrefillSeconds({}, query, placed.pair);
+    return Charge(*loads_, query, placed, 1);
+  };
+  const PlacedLoad long_one = place_at("p0", 50'000);
+  EXPECT_NEAR(loads_->Of("p0").prefill_s, 50 + 50, 1e-9);
+  std::vector<PlacedLoad> shorter;
+  for (int i = 0; i < 8; ++i) shorter.push_back(place_at("p1", 10'000));
+  EXPECT_NEAR(loads_->Of("p1").prefill_s, 8 * (10 + 2), 1e-9);  // and more tokens
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(0, 2), "p1");
+  shorter.push_back(place_at("p1", 10'000));
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(0, 2), "p0");
+  shorter.clear();
+  EXPECT_EQ(loads_->Of("p1").prefill_s, 0);
+}
+
+// Fetching keeps a worker from the next prompt as computing does.
+TEST_F(PlacementTest, FetchingCountsInTheQueue) {
+  fetch_bytes_per_s_ = 1e9;
+  reuse_[0] = reuse_[1] = {.prefix_tokens = 900, .fetched_tokens = 900};
+  const Candidate placed = Place().value();
+  EXPECT_NEAR(placed.prefill_s, 0.1 + 900 * 100'000 / 1e9, 1e-9);
+}
+
 TEST_F(PlacementTest, FasterWorkerIsPreferred) {
   fleet_.prefill[0].tokens_per_s = 3000;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair[1], '0');

@@ -451,14 +451,14 @@ TEST_F(ChatTemplateFilesTest, BadFilesNameThemselves) {
   Write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "T"}]})");
   EXPECT_THAT(RenderLoaded(), HasSubstr("no template named \"default\""));
   Write("tokenizer_config.json", R"({"chat_template": 5})");
-  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json: chat_template must be a string"));
+  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json: chat_template: must be a string"));
   Write("tokenizer_config.json", R"({"chat_template": "{% extends 'x' %}"})");
   EXPECT_THAT(RenderLoaded(),
               HasSubstr("tokenizer_config.json: chat template: line 1: the tag 'extends' is not supported"));
   Write("tokenizer_config.json", "{");
-  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json is not JSON"));
+  EXPECT_THAT(RenderLoaded(), HasSubstr("tokenizer_config.json: is not JSON"));
   Write("tokenizer_config.json", R"({"bos_token": 7, "chat_template": "x"})");
-  EXPECT_THAT(RenderLoaded(), HasSubstr("bos_token must be"));
+  EXPECT_THAT(RenderLoaded(), HasSubstr("bos_token: must be"));
 }
 
 }  // namespace

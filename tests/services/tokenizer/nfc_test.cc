@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 #include "tests/services/tokenizer/test_files.h"
 
 namespace spl::tokenizer {
@@ -26,11 +26,11 @@ TEST(NfcTest, EveryHangulSyllableComesBackFromItsParts) {
   for (char32_t syllable = 0xAC00; syllable <= 0xD7A3; ++syllable) {
     const char32_t idx = syllable - 0xAC00;
     std::string parts;
-    AppendUtf8(0x1100 + idx / 588, &parts);
-    AppendUtf8(0x1161 + idx / 28 % 21, &parts);
-    if (idx % 28 != 0) AppendUtf8(0x11A7 + idx % 28, &parts);
+    text::AppendUtf8(0x1100 + idx / 588, &parts);
+    text::AppendUtf8(0x1161 + idx / 28 % 21, &parts);
+    if (idx % 28 != 0) text::AppendUtf8(0x11A7 + idx % 28, &parts);
     std::string whole;
-    AppendUtf8(syllable, &whole);
+    text::AppendUtf8(syllable, &whole);
     ASSERT_EQ(ToNfc(parts), whole);
     ASSERT_EQ(ToNfc(whole), whole);
   }

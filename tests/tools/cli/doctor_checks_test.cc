@@ -43,7 +43,7 @@ DoctorFacts Healthy() {
   f.shm_free_bytes = 16 * kGiB;
   f.memory_available_bytes = 64 * kGiB;
   f.ports = {{"127.0.0.1:8000", ""}};
-  f.model = DoctorFacts::Model{"models/tiny", "", kGiB, true, ""};
+  f.model = DoctorFacts::Model{"models/tiny", "", kGiB, "bf16", true, ""};
   f.disk = DoctorFacts::Disk{"/var/lib/splice", "", 100 * kGiB};
   return f;
 }

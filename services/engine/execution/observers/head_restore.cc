@@ -24,8 +24,7 @@ absl::Status HeadRestore::AfterAttention(const LayerView& view) {
   if (!Asks(*view.plan) || left_ <= 0) return absl::OkStatus();
   const ModelConfig& c = view.model.config();
   const int32_t first = view.model.first_kv_head();
-  const auto thresholds =
-      view.plan->restore_above.subspan(static_cast<size_t>(first), static_cast<size_t>(c.num_kv_heads));
+  const auto thresholds = view.plan->restore_above.subspan(first, c.num_kv_heads);
   if (std::none_of(thresholds.begin(), thresholds.end(), [](float t) { return std::isfinite(t); }))
     return absl::OkStatus();
   const kernels::HeadVisibility own = c.visibility(view.layer);
@@ -41,7 +40,7 @@ absl::Status HeadRestore::AfterAttention(const LayerView& view) {
   if (restored.empty()) return absl::OkStatus();
   left_ -= static_cast<int32_t>(restored.size());
   for (const int32_t h : restored) {
-    view.heads[static_cast<size_t>(h)].visibility = own;
+    view.heads[h].visibility = own;
     restored_.push_back(view.layer * view.whole.num_kv_heads + first + h);
   }
   return AttendAgain(view, view.attention, view.heads);

@@ -37,7 +37,7 @@ kernels::ColumnScoresArgs ColumnArgs(const LayerView& view) {
           .q = view.q,
           .q_row_stride = view.q_row_stride,
           .lse = view.attention.lse,
-          .rows = view.attention.sequences[static_cast<size_t>(view.sequence)],
+          .rows = view.attention.sequences[view.sequence],
           .sequence = view.sequence,
           .layer = view.layer};
 }

@@ -49,7 +49,7 @@ bool QueryMeans::wants_lse(int32_t /*layer*/, const LayerPlan& /*plan*/) const {
 absl::Status QueryMeans::AfterAttention(const LayerView& view) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (!AsksForAttention(g)) continue;
-    std::vector<int32_t> probes(static_cast<size_t>(rows_[g].size()));
+    std::vector<int32_t> probes(rows_[g].size());
     std::iota(probes.begin(), probes.end(), rows_[g].begin);
     kernels::ColumnScoresArgs args = ColumnArgs(view);
     args.probes = probes;

@@ -24,8 +24,7 @@ absl::StatusOr<bool> SparseFfn::ChooseFfnRows(const LayerView& view, std::vector
   const kernels::ConstActivations all =
       whole ? kernels::ConstActivations(view.attention.out) : kernels::ConstActivations(view.delta);
   const auto* x = static_cast<const std::byte*>(all.data) + begin * width * int64_t(kernels::DTypeBytes(all.dtype));
-  SPLICE_RETURN_IF_ERROR(
-      GrowBuffer(view.backend(), view.session, view.scratch.norms, sizeof(float) * static_cast<size_t>(view.max_rows)));
+  SPLICE_RETURN_IF_ERROR(GrowBuffer(view.backend(), view.session, view.scratch.norms, sizeof(float) * view.max_rows));
   auto* norms = static_cast<float*>(view.scratch.norms->data());
   SPLICE_RETURN_IF_ERROR(view.backend().RowNorms(
       view.context(), {.x = {x, all.dtype}, .num_rows = num_rows, .width = width, .out = norms}));

@@ -18,7 +18,7 @@ absl::Status ValueDeviation::BeforeKv(const LayerView& view) {
     kernels::RopeSequence rows = all;
     rows.row_begin = all.row_begin + begin;
     rows.row_end = rows.row_begin + range.size();
-    rows.positions = all.positions.subspan(static_cast<size_t>(begin), static_cast<size_t>(range.size()));
+    rows.positions = all.positions.subspan(begin, range.size());
     SPLICE_RETURN_IF_ERROR(view.backend().ValueDeviation(view.context(), {.qkv = view.qkv,
                                                                           .num_qo_heads = c.num_qo_heads,
                                                                           .num_kv_heads = c.num_kv_heads,

@@ -12,7 +12,7 @@ constexpr int32_t kForcedColumns = 30, kForcedSlashes = 30;
 
 void MInferencePolicy::FillTask(int32_t, const kernels::LineRows& rows, LineTask& task,
                                 std::span<kernels::HeadVisibility>) const {
-  task.samples.resize(static_cast<size_t>(std::min(options_.line_samples, rows.num_rows)));
+  task.samples.resize(std::min(options_.line_samples, rows.num_rows));
   std::iota(task.samples.begin(), task.samples.end(), rows.num_rows - static_cast<int32_t>(task.samples.size()));
   const int32_t keys = rows.num_keys();
   task.options.top_columns = std::min(std::max(options_.line_columns, kForcedColumns), keys);

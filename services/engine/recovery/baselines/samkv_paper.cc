@@ -32,7 +32,7 @@ SamKvPaperPolicy::SamKvPaperPolicy(const ModelConfig& config, const ReuseOptions
       shape_{config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim},
       choose_(ByOf(options)),
       recompute_(RecomputeOf(options)),
-      visibility_(static_cast<size_t>(config.num_kv_heads)) {}
+      visibility_(config.num_kv_heads) {}
 
 SamKvPaperPolicy::By SamKvPaperPolicy::ByOf(const ReuseOptions& options) {
   if (options.choose == "means") return By::kMeans;
@@ -75,7 +75,7 @@ void SamKvPaperPolicy::See(const ReuseLayout& layout, std::span<const PositionRa
   sees_all_ = true;
   for (const PositionRanges& ranges : visible) {
     std::vector<int32_t>& list = lists_.emplace_back();
-    list.reserve(static_cast<size_t>(CountOf(ranges)));
+    list.reserve(CountOf(ranges));
     for (const PositionRange& range : ranges) {
       for (int32_t p = range.begin; p < range.end; ++p) list.push_back(p);
     }

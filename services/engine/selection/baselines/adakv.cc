@@ -8,7 +8,7 @@
 namespace spl::engine {
 
 std::vector<std::vector<int32_t>> AdaKvSelector::Keep(std::span<const float> attention, int32_t columns) const {
-  std::vector<std::vector<int32_t>> kept(static_cast<size_t>(num_kv_heads_));
+  std::vector<std::vector<int32_t>> kept(num_kv_heads_);
   const auto width = static_cast<size_t>(columns);
   std::vector<uint32_t> bits(attention.size());
   for (size_t h = 0; h < kept.size(); ++h) {

@@ -18,12 +18,12 @@ H2oSelector::H2oSelector(const ModelConfig& config, const DecodeOptions& options
     : PromptSelector(config, WithRecentHalf(options)) {}
 
 std::vector<std::vector<int32_t>> H2oSelector::Keep(std::span<const float> attention, int32_t columns) const {
-  std::vector<std::vector<int32_t>> kept(static_cast<size_t>(num_kv_heads_));
-  std::vector<uint32_t> bits(static_cast<size_t>(columns));
+  std::vector<std::vector<int32_t>> kept(num_kv_heads_);
+  std::vector<uint32_t> bits(columns);
   for (size_t h = 0; h < kept.size(); ++h) {
     const auto of_head = attention.subspan(h * bits.size(), bits.size());
     std::transform(of_head.begin(), of_head.end(), bits.begin(), kernels::WeightBits);
-    kept[h].resize(static_cast<size_t>(std::min(budget_ - window_, columns)));
+    kept[h].resize(std::min(budget_ - window_, columns));
     kernels::ChooseLargest(bits, static_cast<int64_t>(kept[h].size()), 0, kept[h].data());
   }
   return kept;

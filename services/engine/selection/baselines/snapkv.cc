@@ -7,8 +7,8 @@
 namespace spl::engine {
 
 std::vector<std::vector<int32_t>> SnapKvSelector::Keep(std::span<const float> attention, int32_t columns) const {
-  std::vector<std::vector<int32_t>> kept(static_cast<size_t>(num_kv_heads_));
-  std::vector<uint32_t> bits(static_cast<size_t>(columns));
+  std::vector<std::vector<int32_t>> kept(num_kv_heads_);
+  std::vector<uint32_t> bits(columns);
   const int32_t count = std::min(budget_ - window_, columns);
   for (size_t h = 0; h < kept.size(); ++h) {
     const auto of_head = attention.subspan(h * bits.size(), bits.size());
@@ -16,10 +16,10 @@ std::vector<std::vector<int32_t>> SnapKvSelector::Keep(std::span<const float> at
       // Positions beyond the ends count as zeros. Every mean is over the same number, so the sums have the same order.
       float sum = 0;
       for (int32_t i = std::max(j - kPoolRadius, 0); i <= std::min(j + kPoolRadius, columns - 1); ++i)
-        sum += of_head[static_cast<size_t>(i)];
-      bits[static_cast<size_t>(j)] = kernels::WeightBits(sum);
+        sum += of_head[i];
+      bits[j] = kernels::WeightBits(sum);
     }
-    kept[h].resize(static_cast<size_t>(count));
+    kept[h].resize(count);
     kernels::ChooseLargest(bits, count, 0, kept[h].data());
   }
   return kept;

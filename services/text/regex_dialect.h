@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 
 // Rewritten are: \s \S to Unicode White_Space (PCRE2 adds U+180E), \w \W \b \B to Ruby's word characters, \h \H to hex
 // digits, \uHHHH, {,n}, and the inline flag m (dot matches newlines) to PCRE2's s. InvalidArgument names the construct:
@@ -16,4 +16,4 @@ namespace spl::tokenizer {
 // LF as the only newline.
 absl::StatusOr<std::string> OnigurumaToPcre2(std::string_view pattern);
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

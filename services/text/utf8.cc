@@ -1,6 +1,6 @@
-#include "services/tokenizer/utf8.h"
+#include "services/text/utf8.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 namespace {
 
 enum class SequenceKind { kValid, kInvalid, kIncomplete };
@@ -92,4 +92,4 @@ bool IsWhitespace(char32_t value) {
          value == 0x2029 || value == 0x202F || value == 0x205F || value == 0x3000;
 }
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

@@ -1,11 +1,11 @@
-#include "services/tokenizer/regex_dialect.h"
+#include "services/text/regex_dialect.h"
 
 #include <cctype>
 
 #include "absl/status/status.h"
 #include "services/base/status.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 namespace {
 
 // For use inside a set: White_Space, and its complement.
@@ -206,4 +206,4 @@ class Translator {
 
 absl::StatusOr<std::string> OnigurumaToPcre2(std::string_view pattern) { return Translator(pattern).Run(); }
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

@@ -1,15 +1,15 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "services/tokenizer/regex.h"
+#include "services/text/regex.h"
 
 #include <pcre2.h>
 
 #include <utility>
 
 #include "services/base/status.h"
-#include "services/tokenizer/regex_dialect.h"
-#include "services/tokenizer/utf8.h"
+#include "services/text/regex_dialect.h"
+#include "services/text/utf8.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 namespace {
 
 // Patterns of real tokenizers stay far below this limit. A pattern that backtracks without bound ends within a second.
@@ -104,4 +104,4 @@ absl::Status Regex::FindAll(std::string_view text, std::vector<Span>* matches) c
   return absl::OkStatus();
 }
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace spl::tokenizer {
+namespace spl::text {
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -30,4 +30,4 @@ size_t AppendLossyUtf8(std::string_view bytes, bool final, std::string* out);
 // True for Unicode White_Space, which both the reference tokenizer and Python's str methods strip.
 bool IsWhitespace(char32_t value);
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

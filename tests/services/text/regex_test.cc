@@ -1,12 +1,12 @@
-#include "services/tokenizer/regex.h"
+#include "services/text/regex.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "services/base/status.h"
-#include "services/tokenizer/regex_dialect.h"
+#include "services/text/regex_dialect.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 namespace {
 
 using testing::HasSubstr;
@@ -92,4 +92,4 @@ TEST(RegexTest, LongRunsFitTheStack) {
 }
 
 }  // namespace
-}  // namespace spl::tokenizer
+}  // namespace spl::text

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace spl::tokenizer {
+namespace spl::text {
 
 // Bytes [begin, end) of a text.
 struct Span {
@@ -40,4 +40,4 @@ class Regex {
   std::unique_ptr<Code> code_;
 };
 
-}  // namespace spl::tokenizer
+}  // namespace spl::text

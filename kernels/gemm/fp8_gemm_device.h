@@ -1,0 +1,66 @@
+// Device code of both FP8 products: their parameters, the widening of codes, and the storing of results.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/cuda_types.h"
+#include "kernels/gemm/fp8_gemm_cuda.h"
+
+namespace spl::kernels::cuda {
+
+struct Fp8GemmParams {
+  const __nv_bfloat16* x;
+  const uint8_t* w;
+  const float* scales;
+  const float* bias;
+  void* y;
+  int64_t out, in;
+  int num_rows, num_groups;
+  bool y_is_f32;
+};
+
+// True if the arguments meet fp8_gemm_cuda.h.
+inline bool ServedFp8(const Fp8GemmArgs& a) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return a.num_rows > 0 && a.in_features % 16 == 0 && a.in_features > 0 && a.out_features > 0 &&
+         a.in_features <= (1 << 30) && a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && aligned(a.x) &&
+         aligned(a.codes) && (a.scale_group == 0 || a.scale_group == kFp8Group) &&
+         (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
+}
+
+inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
+  return {.x = static_cast<const __nv_bfloat16*>(a.x),
+          .w = a.codes,
+          .scales = a.scales,
+          .bias = a.bias,
+          .y = a.y,
+          .out = a.out_features,
+          .in = a.in_features,
+          .num_rows = static_cast<int>(a.num_rows),
+          .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + kFp8Group - 1) / kFp8Group),
+          .y_is_f32 = a.y_dtype == DType::kF32};
+}
+
+// Two codes, in the low 16 bits, as a pair of bf16. The exponent is rebased by an exact product with 2^120, which makes
+// normal values of subnormal codes, too.
+__device__ __forceinline__ uint32_t WidenFp8Pair(uint32_t codes) {
+  const uint32_t high = __byte_perm(codes, 0, 0x1404);  // each code in the upper half of 16 bits
+  const uint32_t small = (high & 0x80008000u) | ((high & 0x7f007f00u) >> 4);
+  const __nv_bfloat162 rebase = __floats2bfloat162_rn(0x1p120f, 0x1p120f);
+  const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small), rebase);
+  return *reinterpret_cast<const uint32_t*>(&value);
+}
+
+__device__ __forceinline__ void StoreFp8Result(const Fp8GemmParams& p, int row, int64_t feature, float sum) {
+  if (p.bias != nullptr) sum += p.bias[feature];
+  const int64_t at = row * p.out + feature;
+  if (p.y_is_f32) {
+    static_cast<float*>(p.y)[at] = sum;
+  } else {
+    static_cast<__nv_bfloat16*>(p.y)[at] = FromF<__nv_bfloat16>(sum);
+  }
+}
+
+}  // namespace spl::kernels::cuda

@@ -1,0 +1,22 @@
+// Digests that tell models and their pages apart. They are parts of the keys of stored chunks: a change of what goes
+// into one makes every stored chunk unreadable.
+#pragma once
+
+#include "kernels/common/dtype.h"
+#include "services/chunk/chunk.h"
+#include "services/engine/model/checkpoint.h"
+#include "services/engine/model/model_config.h"
+#include "services/engine/model/random_weights.h"
+
+namespace spl::engine {
+
+// Over the parts of the configuration that change results, and every weight file. Reads all of them (10 GB/s).
+chunk::Digest FolderFingerprint(const ModelConfig& config, const Checkpoint& checkpoint);
+// Over the configuration and the seed.
+chunk::Digest RandomFingerprint(const RandomModel& random);
+// Fingerprint of a model whose weights are quantized at load, from that of the weights as they are.
+chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights);
+// Over everything that gives a page's bytes their meaning.
+chunk::Digest LayoutDigest(const ModelConfig& config, kernels::DType kv_dtype);
+
+}  // namespace spl::engine
