@@ -30,20 +30,21 @@ class Collector {
   void Schema(const std::string& field, const Json& value, bool strict) {
     if (value.is_string()) return Take(field, {GrammarKind::kJsonSchema, value.get<std::string>(), strict});
     if (!value.is_object() && !value.is_boolean())
-      return Fail(ParamError(field, "must be a JSON schema, got {}", TypeName(value)));
+      return Fail(ParamError(field, "must be a JSON schema, got {}", DescribeJson(value)));
     Take(field, {GrammarKind::kJsonSchema, TextOf(value), strict});
   }
   void Text(const std::string& field, const Json& value, GrammarKind kind) {
-    if (!value.is_string()) return Fail(ParamError(field, "must be a string, got {}", TypeName(value)));
+    if (!value.is_string()) return Fail(ParamError(field, "must be a string, got {}", DescribeJson(value)));
     Take(field, {kind, value.get<std::string>(), false});
   }
   void Choice(const std::string& field, const Json& value) {
-    if (!value.is_array()) return Fail(ParamError(field, "must be a list of strings, got {}", TypeName(value)));
+    if (!value.is_array()) return Fail(ParamError(field, "must be a list of strings, got {}", DescribeJson(value)));
     Take(field, {GrammarKind::kChoice, TextOf(value), false});
   }
 
   void ResponseFormat(const Json& format) {
-    if (!format.is_object()) return Fail(ParamError("response_format", "must be an object, got {}", TypeName(format)));
+    if (!format.is_object())
+      return Fail(ParamError("response_format", "must be an object, got {}", DescribeJson(format)));
     ObjectReader reader(format, "response_format.");
     std::string type;
     reader.String("type", &type);
@@ -61,7 +62,7 @@ class Collector {
  private:
   void JsonSchema(const Json& value) {
     if (!value.is_object())
-      return Fail(ParamError("response_format.json_schema", "must be an object, got {}", TypeName(value)));
+      return Fail(ParamError("response_format.json_schema", "must be an object, got {}", DescribeJson(value)));
     ObjectReader reader(value, "response_format.json_schema.");
     bool strict = false;
     std::string name, description;
@@ -81,7 +82,7 @@ class Collector {
 // vLLM's {"json" | "regex" | "choice" | "grammar" | "json_object": …}.
 void ReadStructuredOutputs(const Json& value, Collector& collector) {
   if (!value.is_object())
-    return collector.Fail(ParamError("structured_outputs", "must be an object, got {}", TypeName(value)));
+    return collector.Fail(ParamError("structured_outputs", "must be an object, got {}", DescribeJson(value)));
   ObjectReader reader(value, "structured_outputs.");
   bool json_object = false;
   reader.Bool("json_object", &json_object);
