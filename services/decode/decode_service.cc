@@ -5,15 +5,16 @@
 #include "services/base/clock.h"
 #include "services/base/fault_point.h"
 #include "services/base/grpc_status.h"
-#include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
 #include "services/decode/landing.h"
 #include "services/decode/reservation.h"
+#include "services/decode/reserve_call.h"
 #include "services/decode/sequence_spans.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/wire/convert.h"
+#include "services/wire/structured_output.h"
 #include "services/wire/ticket_metrics.h"
 #include "services/wire/version.h"
 
@@ -144,15 +145,15 @@ grpc::ServerUnaryReactor* DecodeService::SetDraining(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest*,
                                                  v1::DecodeInfo* response) {
   const engine::DecodeLoad load = engine_.load();
-  const engine::ModelConfig& config = engine_.model().config();
-  const int64_t streams = engine::KvShapeOf(config).num_streams();
+  const engine::Model& model = engine_.model();
+  const int64_t streams = engine::KvShapeOf(model.config()).num_streams();
   {
     std::lock_guard lock(endpoint_mutex_);
     *response->mutable_endpoint() = endpoint_;
   }
   response->set_worker_id(response->endpoint().worker_id());
   response->set_epoch(response->endpoint().epoch());
-  *response->mutable_model() = wire::IdentityOf(engine_.model());
+  *response->mutable_model() = wire::IdentityOf(model);
   response->set_running_sequences(static_cast<uint32_t>(load.running + load.waiting));
   response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
   response->set_free_pages(static_cast<uint64_t>(NumFreePages(load)));
@@ -161,27 +162,25 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   response->set_step_seconds(load.step_s);
   response->set_draining(draining());
   response->set_replays(true);
+  response->set_structured_output(options_.grammars != nullptr);
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
   response->set_max_sequence_tokens(static_cast<uint64_t>(
-      std::min<int64_t>(config.max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
-  response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * engine_.model().page_bytes() /
-                                   kernels::kPageTokens);
+      std::min<int64_t>(model.config().max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
+  response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * model.page_bytes() / kernels::kPageTokens);
   if (const auto* local = local_prefill_.load(); local != nullptr) local->Describe(*response->mutable_local_prefill());
   return Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* context,
                                                  const v1::ReserveRequest* request, v1::Ticket* response) {
-  const auto start = std::chrono::steady_clock::now();
-  Span span(tracer_, "decode.reserve", AcceptTrace(tracer_, *context), SpanKind::kServer, start);
-  absl::Status status = reserve_fault.Hit().status;
-  if (status.ok()) status = DoReserve(*request, *response);
-  span.SetStatus(status);
-  response->set_reserve_seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  if (status.code() == absl::StatusCode::kResourceExhausted)
-    SetRetryAfter(*context, std::chrono::milliseconds(static_cast<int64_t>(engine_.load().step_s * 32'000) + 50));
-  return Answer(context, status);
+  const auto call = std::make_shared<ReserveCall>(tracer_, *context, *response);
+  wire::FindGrammar(options_.grammars.get(), request->sampling(), [=, this](grammar::CompiledGrammar grammar) {
+    absl::Status status = reserve_fault.Hit().status;
+    if (status.ok()) status = grammar.ok() ? DoReserve(*request, *std::move(grammar), *response) : grammar.status();
+    call->End(status, engine_.load().step_s);
+  });
+  return call->reactor();
 }
 
 // KV that a prefill engine only caches in a shared pool goes when a sequence needs its pages.
@@ -190,13 +189,14 @@ int64_t DecodeService::NumFreePages(const engine::DecodeLoad& load) const {
   return std::max(pool_.num_free(), pool_.num_pages() - load.held_pages);
 }
 
-absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, v1::Ticket& response) {
+absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, Grammar grammar, v1::Ticket& response) {
   if (draining()) return absl::UnavailableError("the decode worker is draining");
   SPLICE_RETURN_IF_ERROR(wire::CheckFingerprint(request.model_fingerprint(), engine_.model()));
   // Sequences that were preempted come first: free pages are theirs.
   if (const size_t parked = engine_.load().parked; parked > 0)
     return Errorf(absl::StatusCode::kResourceExhausted, "{} sequences that gave way wait for KV pages", parked);
   SPLICE_ASSIGN_OR_RETURN(auto ticket, MakeReservation(request, engine_.model(), pools_, response));
+  ticket->sampling.grammar = std::move(grammar);
   ticket->id = RandomId::Make();
   ticket->request_id = request.request_id();
   ticket->ttl = request.ttl_ms() == 0 ? options_.default_ttl

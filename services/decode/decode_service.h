@@ -18,6 +18,7 @@
 #include "services/decode/ticket_table.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
+#include "services/grammar/grammar_cache.h"
 #include "spl/v1/decode.grpc.pb.h"
 
 namespace spl::decode {
@@ -27,6 +28,7 @@ struct DecodeServiceOptions {
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
   HeadLeaseOptions leases;
+  std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
   transport::KvTransport* transport = nullptr;  // the transport on which the pool is registered; outlives the service
 };
 
@@ -62,6 +64,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   void Stop();
 
  private:
+  using Grammar = std::shared_ptr<const grammar::TokenGrammar>;  // null: any text
   struct LandingTask {
     Ticket* ticket = nullptr;  // in state kLanding: no other thread touches its kv
     v1::CommitRequest request;
@@ -70,7 +73,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   };
 
   int64_t NumFreePages(const engine::DecodeLoad& load) const;
-  absl::Status DoReserve(const v1::ReserveRequest& request, v1::Ticket& response);
+  absl::Status DoReserve(const v1::ReserveRequest& request, Grammar grammar, v1::Ticket& response);
   absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done, Span span);
   void CountRefusal(const absl::Status& status);
   void LandingLoop();

@@ -102,7 +102,8 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
       *local->engine_, *local->peers_, *local->pushes_, local->tickets_,
       prefill::PrefillCoreOptions{.worker_id = local->worker_id_,
                                   .epoch = host.epoch,
-                                  .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens},
+                                  .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens,
+                                  .grammars = options.grammars},
       nullptr, host.metrics, host.tracer);
   local->cache_streams_ = std::make_unique<prefill::CacheStreams>(local->cache_events_, host.epoch);
   local->service_ = std::make_unique<Service>(*local);

@@ -4,6 +4,7 @@
 #include "services/base/shutdown_signal.h"
 #include "services/decode/decode_server.h"
 #include "services/worker_flags/worker_flags.h"
+#include "services/worker_flags/worker_grammars.h"
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
@@ -40,6 +41,8 @@ int main(int argc, char** argv) {
                           options.transport = flags.transport;
                           options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
                           options.landing_bytes = flags.host_kv_bytes;
+                          options.service.grammars = spl::MakeWorkerGrammars(flags.model.dir, *model);
+                          options.local_prefill.grammars = options.service.grammars;
                           return spl::decode::DecodeServer::Start(std::move(model), options);
                         });
 }

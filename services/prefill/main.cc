@@ -4,6 +4,7 @@
 #include "services/base/shutdown_signal.h"
 #include "services/prefill/prefill_server.h"
 #include "services/worker_flags/worker_flags.h"
+#include "services/worker_flags/worker_grammars.h"
 
 int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
@@ -38,6 +39,7 @@ int main(int argc, char** argv) {
         options.staging_bytes = flags.host_kv_bytes;
         options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;
         options.SetKvTransport(flags.kv_transport);
+        options.grammars = spl::MakeWorkerGrammars(flags.model.dir, *model);
         return spl::prefill::PrefillServer::Start(std::move(model), options);
       });
 }

@@ -20,6 +20,12 @@ transport::TransportOptions TransportOptionsOf(const PrefillServerOptions& optio
   return transport;
 }
 
+uint64_t NumberOf(const RandomId& id) {
+  uint64_t number = 0;
+  for (int i = 0; i < 8; ++i) number = number << 8 | id.bytes[i];
+  return number;
+}
+
 }  // namespace
 
 // The pages, and how decode workers are reached from them.
@@ -81,14 +87,14 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
       std::make_unique<PushWorker>(*model, server->metrics_, [engine = server->engine_.get()] { engine->Wake(); });
 
   const RandomId epoch = RandomId::Make();
-  uint64_t epoch_number = 0;
-  for (int i = 0; i < 8; ++i) epoch_number = epoch_number << 8 | epoch.bytes[i];
+  const uint64_t epoch_number = NumberOf(epoch);
   const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
   server->cache_streams_ = std::make_unique<CacheStreams>(server->cache_events_, epoch_number);
   SPLICE_ASSIGN_OR_RETURN(server->tracer_, MakeTracer(options.trace, "splice-prefill", worker_id, server->metrics_));
-  server->service_ = std::make_unique<PrefillService>(
-      *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
-      worker_id, epoch_number, options.fidelity_share, neighbour.pool, server->metrics_, *server->tracer_);
+  server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_,
+                                                      server->tickets_, *server->leases_, *server->cache_streams_,
+                                                      worker_id, epoch_number, options.fidelity_share, neighbour.pool,
+                                                      options.grammars, server->metrics_, *server->tracer_);
   if (neighbour.pool != nullptr) neighbour.pool->set_writer_epoch(epoch_number);
   ServiceHostOptions host{.name = "prefill",
                           .listen = options.listen,

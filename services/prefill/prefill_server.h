@@ -64,7 +64,8 @@ struct PrefillServerOptions {
   std::string advertise;
   // Registers the worker as a member once it serves. Null: no registration is needed.
   std::function<absl::StatusOr<std::unique_ptr<membership::Registration>>(const membership::Member&)> join;
-  HeadLeaseOptions leases;    // on KV that decode workers leave out
+  std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
+  HeadLeaseOptions leases;                          // on KV that decode workers leave out
   DecodeNeighbour neighbour;  // its pool is used, and kv_bytes, transport and staging_bytes are not
 };
 

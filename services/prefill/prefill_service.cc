@@ -49,7 +49,8 @@ prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
                                TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
                                std::string worker_id, uint64_t epoch, double fidelity_share,
-                               std::shared_ptr<engine::SharedPool> shared, Metrics& metrics, const Tracer& tracer)
+                               std::shared_ptr<engine::SharedPool> shared,
+                               std::shared_ptr<grammar::GrammarCache> grammars, Metrics& metrics, const Tracer& tracer)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
@@ -62,7 +63,11 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       tracer_(tracer),
       core_(
           engine, peers, pushes, tickets,
-          {.worker_id = worker_id_, .epoch = epoch_, .fidelity_share = fidelity_share, .shared = std::move(shared)},
+          {.worker_id = worker_id_,
+           .epoch = epoch_,
+           .fidelity_share = fidelity_share,
+           .shared = std::move(shared),
+           .grammars = std::move(grammars)},
           [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes, const Peer& peer) {
             return GiveLease(outcome, classes, peer);
           },
@@ -159,6 +164,7 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
   response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));
   response->set_draining(draining());
+  response->set_structured_output(core_.keeps_to_grammars());
   response->set_unix_nanos(UnixNanos());
   *response->mutable_wire() = wire::OwnVersions();
   for (const PeerTable::Connected& peer : peers_.connected()) {

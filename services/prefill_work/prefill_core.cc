@@ -15,6 +15,7 @@
 #include "services/prefill_work/kv_push.h"
 #include "services/prefill_work/ticket_check.h"
 #include "services/wire/convert.h"
+#include "services/wire/structured_output.h"
 #include "services/wire/ticket_metrics.h"
 
 namespace spl::prefill {
@@ -72,6 +73,13 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
   receipt.set_prefill_seconds(stats.prefill_s);
   if (!outcome.first_logits.empty())
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
+}
+
+engine::SamplingParams SamplingOf(const v1::PrefillRequest& request,
+                                  std::shared_ptr<const grammar::TokenGrammar> grammar) {
+  engine::SamplingParams sampling = wire::FromProto(request.sampling());
+  sampling.grammar = std::move(grammar);
+  return sampling;
 }
 
 }  // namespace
@@ -134,7 +142,12 @@ void PrefillCore::UpdateGauges() {
 grpc::ServerUnaryReactor* PrefillCore::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
                                            v1::PrefillResponse* response, bool draining) {
   auto* const call = new RunCall(engine_, tracer_, "prefill.run", options_.worker_id, context, request, response);
-  return call->EndUnless(draining ? absl::UnavailableError("the prefill worker is draining") : Start(*call));
+  if (draining) return call->EndUnless(absl::UnavailableError("the prefill worker is draining"));
+  // The call lives until it has ended, which is not before this is called.
+  wire::FindGrammar(options_.grammars.get(), request->sampling(), [this, call](grammar::CompiledGrammar grammar) {
+    call->EndUnless(grammar.ok() ? Start(*call, *std::move(grammar)) : grammar.status());
+  });
+  return call;
 }
 
 grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext* context,
@@ -179,7 +192,7 @@ absl::StatusOr<std::shared_ptr<PromptDelivery>> PrefillCore::MakeDelivery(
                         std::move(hold), request.request_id());
 }
 
-absl::Status PrefillCore::Start(RunCall& call) {
+absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::TokenGrammar> grammar) {
   const v1::PrefillRequest& request = *call.request;
   SPLICE_RETURN_IF_ERROR(run_fault.Hit().status);
   // First, so that a RevokeTicket gets its answer whatever happens below.
@@ -203,7 +216,7 @@ absl::Status PrefillCore::Start(RunCall& call) {
     return status;
   }
   prefill.num_output_tokens = request.num_output_tokens();
-  prefill.sampling = wire::FromProto(request.sampling());
+  prefill.sampling = SamplingOf(request, std::move(grammar));
   prefill.reuse_auto = request.reuse().auto_segments();
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
   prefill.return_first_logits = request.reuse().return_first_logits();

@@ -12,6 +12,7 @@
 #include "services/base/metrics.h"
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
+#include "services/grammar/grammar_cache.h"
 #include "services/prefill_work/engine_call.h"
 #include "services/prefill_work/fidelity_sampler.h"
 #include "services/prefill_work/peer_table.h"
@@ -28,6 +29,7 @@ struct PrefillCoreOptions {
   int64_t max_computed_tokens = 0;  // limit per prompt (engine::PrefillRequest); 0: none
   // The pool of a decode worker in this process, when the engine computes in it; null: it has a pool of its own.
   std::shared_ptr<engine::SharedPool> shared;
+  std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
 };
 
 // Raises a counter to a value that was counted elsewhere.
@@ -50,10 +52,12 @@ class PrefillCore {
   // Handles Prefill.RevokeTicket.
   grpc::ServerUnaryReactor* RevokeTicket(grpc::CallbackServerContext* context, const v1::RevokeTicketRequest* request);
   void UpdateGauges();
+  // Whether structured output is served (PrefillInfo.structured_output).
+  bool keeps_to_grammars() const { return options_.grammars != nullptr; }
 
  private:
   using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
-  absl::Status Start(RunCall& call);
+  absl::Status Start(RunCall& call, std::shared_ptr<const grammar::TokenGrammar> grammar);
   absl::Status CheckTicket(const v1::PrefillRequest& request, const Peer& peer,
                            const engine::StreamClasses* classes) const;
   absl::StatusOr<std::shared_ptr<PromptDelivery>> MakeDelivery(const v1::PrefillRequest& request,

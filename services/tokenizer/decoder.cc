@@ -1,9 +1,12 @@
 #include "services/tokenizer/decoder.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
 #include <utility>
 
 #include "services/base/status.h"
+#include "services/tokenizer/byte_level.h"
 #include "services/tokenizer/decode_steps.h"
 
 namespace spl::tokenizer {
@@ -53,6 +56,28 @@ DecodeState Decoder::NewState() const {
   std::vector<std::unique_ptr<DecodeStep>> steps;
   for (const Factory& factory : factories_) steps.push_back(factory());
   return DecodeState(std::move(steps));
+}
+
+std::string Decoder::BytesOf(std::string_view token) const {
+  if (byte_level_) return CharsToBytes(token).value_or(std::string(token));
+  if (byte_fallback_ && token.size() == 6 && token.substr(0, 3) == "<0x" && token.back() == '>') {
+    const std::string digits(token.substr(3, 2));
+    char* end = nullptr;
+    const long byte = std::strtol(digits.c_str(), &end, 16);
+    if (*end == '\0') return std::string(1, static_cast<char>(byte));
+  }
+  // Behind another token, because the first one of a text may lose its space.
+  const std::string_view other = "a";
+  const auto text_of = [&](std::initializer_list<std::string_view> tokens) {
+    std::string text;
+    DecodeState state = NewState();
+    for (const std::string_view each : tokens) {
+      if (!state.Push(std::string(each), &text).ok()) return std::string();
+    }
+    return state.Finish(&text).ok() ? text : std::string();
+  };
+  const std::string alone = text_of({other}), both = text_of({other, token});
+  return both.size() > alone.size() ? both.substr(alone.size()) : std::string();
 }
 
 // A step that needs whole tokens, behind one that joins them all, waits until the one token is complete.
@@ -111,10 +136,12 @@ absl::Status Decoder::ParseInto(const JsonField& field, int depth) {
   if (type == "Metaspace") return AddMetaspace(field);
   if (type == "ByteFallback") {
     Add([] { return std::make_unique<BytesFromFallback>(); });
+    byte_fallback_ = true;
     return absl::OkStatus();
   }
   if (type == "ByteLevel") {
     Add([] { return std::make_unique<BytesFromChars>(); });
+    byte_level_ = true;
     fused_ = true;
     return absl::OkStatus();
   }

@@ -47,6 +47,8 @@ class Decoder {
   static absl::StatusOr<Decoder> Parse(const JsonField& field);
 
   DecodeState NewState() const;
+  // The bytes that a token adds to a text behind others, also where they are a part of a character.
+  std::string BytesOf(std::string_view token) const;
 
  private:
   using Factory = std::function<std::unique_ptr<DecodeStep>()>;
@@ -57,6 +59,7 @@ class Decoder {
   void Add(Factory factory);
 
   std::vector<Factory> factories_;
+  bool byte_level_ = false, byte_fallback_ = false;
   bool fused_ = false;  // one of the steps so far joins all tokens into one
 };
 

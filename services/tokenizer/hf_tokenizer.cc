@@ -190,6 +190,14 @@ absl::Status HfTokenizer::EncodePlain(std::string_view text, bool at_start, std:
   return absl::OkStatus();
 }
 
+std::vector<std::string> HfTokenizer::TokenBytes() const {
+  std::vector<std::string> bytes(pieces_.size());
+  for (size_t id = 0; id < pieces_.size(); ++id) {
+    if (!pieces_[id].empty() && !special_[id]) bytes[id] = decoder_.BytesOf(pieces_[id]);
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::optional<std::string_view>> HfTokenizer::PieceToDecode(TokenId id,
                                                                            const DecodeOptions& options) const {
   const std::string_view piece = Piece(id);

@@ -33,6 +33,7 @@ class HfTokenizer final : public Tokenizer {
   std::vector<size_t> SpecialTokensIn(std::string_view text) const override;
   std::optional<TokenId> IdOf(std::string_view token) const override;
   std::string_view Piece(TokenId id) const override;
+  std::vector<std::string> TokenBytes() const override;
 
   DecodeState NewDecodeState() const { return decoder_.NewState(); }
   // The text of `id` for the decoder. InvalidArgument: unknown id. nullopt: `id` is special and special tokens are

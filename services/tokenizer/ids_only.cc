@@ -16,6 +16,7 @@ class IdsOnlyTokenizer final : public Tokenizer {
   std::vector<size_t> SpecialTokensIn(std::string_view) const override { return {}; }
   std::optional<TokenId> IdOf(std::string_view) const override { return std::nullopt; }
   std::string_view Piece(TokenId) const override { return {}; }
+  std::vector<std::string> TokenBytes() const override { return {}; }
 };
 
 }  // namespace

@@ -139,6 +139,7 @@ v1::SampledToken ToProto(const engine::SampledToken& token) {
   proto.set_token_id(static_cast<uint32_t>(token.token));
   if (token.finish == engine::FinishReason::kStop) proto.set_finish_reason(v1::FINISH_REASON_STOP);
   if (token.finish == engine::FinishReason::kLength) proto.set_finish_reason(v1::FINISH_REASON_LENGTH);
+  if (token.finish == engine::FinishReason::kError) proto.set_finish_reason(v1::FINISH_REASON_ERROR);
   if (token.logprob) {
     proto.mutable_logprob()->set_logprob(token.logprob->logprob);
     for (const auto& [id, logprob] : token.logprob->top) {
@@ -161,6 +162,9 @@ absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto) {
       break;
     case v1::FINISH_REASON_LENGTH:
       token.finish = engine::FinishReason::kLength;
+      break;
+    case v1::FINISH_REASON_ERROR:
+      token.finish = engine::FinishReason::kError;
       break;
     default:
       return InvalidArgument("finish_reason {} of a sampled token", static_cast<int>(proto.finish_reason()));

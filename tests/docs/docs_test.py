@@ -18,7 +18,8 @@ Checked in every page (docs/results and docs/decisions tell of their day and are
 A page is a session: its blocks run in their order, in a folder of their own that looks like the repository's. Where they
 name 127.0.0.1:8000 and 127.0.0.1:8001, and where `splice ctl` and `splice kb` name nobody, they reach the server. ```sh
 background starts a program, waits until it prints "ready", and ends it with the page; its ports, and with them the page's,
-are replaced by free ones. ```sh run status=N expects another exit status. ```text output behind a block that ran has lines
+are replaced by free ones. ```sh run status=N expects another exit status. ```sh run with=FILE, with its output, is skipped
+where the folder BIN has no such file, which is said. ```text output behind a block that ran has lines
 that it must have printed: … stands for anything, numbers may be 10 % off, times and rates are not compared. Python blocks
 find a small `openai` module that speaks HTTP, for there may be no other.
 """
@@ -468,6 +469,9 @@ class Session:
             program.stop()
         self.folder.cleanup()
 
+    def has(self, file):
+        return (self.real / file).exists()
+
     def here(self, text):
         return re.sub(ADDRESS, lambda match: self.ports.get(match[0], match[0]), text)
 
@@ -505,6 +509,9 @@ class Session:
         return (None if done.returncode == status else f"exit status {done.returncode}: {printed[-600:]}"), printed
 
 
+SKIPPED = "(a block that was skipped)"
+
+
 def run_page(page, text, session):
     """Mistakes of what a page runs and asks, in the order of the page."""
     requests, _ = requests_of(page, text)
@@ -518,6 +525,8 @@ def run_page(page, text, session):
                 yield mistake
             continue
         mistake = None
+        if "output" in step.marks and printed is SKIPPED:
+            continue
         if "output" in step.marks and printed is not None:
             line = missing(step.text, printed)
             if line is not None:
@@ -525,7 +534,12 @@ def run_page(page, text, session):
         elif "background" in step.marks:
             mistake, printed = session.start(step)
         elif "run" in step.marks:
-            mistake, printed = session.run(step)
+            lacking = next((mark[5:] for mark in step.marks if mark.startswith("with=") and not session.has(mark[5:])), None)
+            if lacking is None:
+                mistake, printed = session.run(step)
+            else:
+                print(f"{page}:{step.line}: skipped, there is no {lacking}", file=sys.stderr)
+                printed = SKIPPED
         elif "output" in step.marks:
             mistake = "output of nothing that ran"
         if mistake:
@@ -673,6 +687,8 @@ def self_test_running():
         ("```sh run\necho 17.5 ms, 100 of x1\n```\n\n```text output\n3 ms, 80 of x1\n```\n", "not printed"),
         ("```sh run\necho > f; echo 127.0.0.1:8000\n```\n```sh run\ntest -f f\n```\n", None),
         ("```text output\na\n```\n", "output of nothing"),
+        ("```sh run with=no-such-file\nfalse\n```\n\n```text output\na\n```\n", None),
+        ("```sh run with=env\nfalse\n```\n", "exit status 1"),
         (python % "" + "```text output\nyes\n```\n", None),
         (python % '"bad": 1', "exit status 1"),
         (background + "```text output\nready 127.0.0.1:7101\n```\n", None),

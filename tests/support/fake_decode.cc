@@ -202,6 +202,7 @@ grpc::ServerUnaryReactor* FakeDecode::GetInfo(grpc::CallbackServerContext* conte
   info->mutable_wire()->set_max(options_.wire_max);
   info->set_draining(draining_);
   info->set_replays(options_.replays);
+  info->set_structured_output(options_.structured_output);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -251,6 +251,7 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->set_prefill_tokens_per_s(10'000);
   info->set_queued_tokens(options_.queued_tokens);
   info->set_max_prompt_tokens(options_.max_prompt_tokens);
+  info->set_structured_output(options_.structured_output);
   for (const auto& [id, stub] : peers_) info->add_connected_peers(id);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   // A process that is gone answers no poll while its calls break off.

@@ -57,7 +57,8 @@ class FakeDecode final : public v1::Decode::CallbackService {
     uint32_t vocab_size = 4096;
     uint32_t max_sequences = 256;
     uint64_t max_sequence_tokens = 0;
-    bool replays = true;  // DecodeInfo.replays
+    bool replays = true;             // DecodeInfo.replays
+    bool structured_output = false;  // DecodeInfo.structured_output
     uint32_t wire_min = wire::kVersionMin;
     uint32_t wire_max = wire::kVersionMax;
     std::string listen = "127.0.0.1:0";
@@ -149,7 +150,8 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     uint64_t max_prompt_tokens = 0;
     uint64_t queued_tokens = 0;  // that it claims; it does 10,000 a second
     std::string listen = "127.0.0.1:0";
-    std::string store;  // chunk stores that Publish puts into; empty: it only counts
+    std::string store;               // chunk stores that Publish puts into; empty: it only counts
+    bool structured_output = false;  // PrefillInfo.structured_output
   };
 
   FakePrefill(FakeFabric& fabric, Options options);

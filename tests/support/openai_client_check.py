@@ -75,7 +75,7 @@ def check(endpoint):
     for error, arguments in (
         (openai.BadRequestError, {"temperature": 9}),
         (openai.BadRequestError, {"extra_body": {"splice": {"frobnicate": 1}}}),
-        (openai.BadRequestError, {"extra_body": {"guided_json": {}}}),
+        (openai.BadRequestError, {"extra_body": {"guided_json": 5}}),
         (openai.BadRequestError, {"tool_choice": "required"}),
         (openai.NotFoundError, {"model": "nope"}),
     ):

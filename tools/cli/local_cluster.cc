@@ -9,6 +9,7 @@
 #include "services/router/open_address.h"
 #include "services/worker_flags/kv_pool.h"
 #include "services/worker_flags/worker_flags.h"
+#include "services/worker_flags/worker_grammars.h"
 
 namespace spl::cli {
 namespace {
@@ -87,7 +88,11 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
                                                                 : kSliceTokensOnGpu;
   SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
 
+  // One cache for both: the second worker finds what the first has compiled.
+  const auto grammars =
+      MakeWorkerGrammars(options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir, *model);
   decode::DecodeServerOptions decode;
+  decode.service.grammars = grammars;
   decode.metrics_listen = options.metrics_listen;
   decode.worker_id = "decode-0";
   decode.kv_bytes = pools.decode;
@@ -102,6 +107,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   SPLICE_ASSIGN_OR_RETURN(decode_, decode::DecodeServer::Start(decode_model, decode));
 
   prefill::PrefillServerOptions prefill;
+  prefill.grammars = grammars;
   prefill.metrics_listen = options.metrics_listen;
   prefill.worker_id = "prefill-0";
   prefill.kv_bytes = pools.prefill;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 
 #include "kernels/sampling/philox.h"
@@ -64,6 +65,7 @@ Sampler::Sampler(const SamplingParams& params, std::vector<int32_t> eos_ids, int
   if (params.needs_prompt()) {
     for (const int32_t token : prompt) EditOf(token).flags |= kernels::TokenEdit::kInPrompt;
   }
+  if (params.grammar != nullptr) matcher_ = params.grammar->NewMatcher();
   for (const int32_t token : prior_output) Accept(token);
 }
 
@@ -77,13 +79,32 @@ bool Sampler::IsEnd(int32_t token) const {
   return std::find(end_ids_.begin(), end_ids_.end(), token) != end_ids_.end();
 }
 
+// Whether the mask has end tokens and nothing else: they cannot be banned.
+bool Sampler::OnlyEndsFit() const {
+  size_t num_ends = 0, num_tokens = 0;
+  for (size_t word = 0; word < mask_.size(); ++word) num_tokens += static_cast<size_t>(std::popcount(mask_[word]));
+  for (size_t i = 0; i < end_ids_.size(); ++i) {
+    const auto id = static_cast<size_t>(end_ids_[i]);
+    const bool first = std::find(end_ids_.begin(), end_ids_.begin() + static_cast<std::ptrdiff_t>(i), end_ids_[i]) ==
+                       end_ids_.begin() + static_cast<std::ptrdiff_t>(i);
+    if (first && id / 32 < mask_.size()) num_ends += (mask_[id / 32] >> (id % 32)) & 1;
+  }
+  return num_tokens == num_ends;
+}
+
 FinishReason Sampler::FinishOf(int32_t token) const {
+  if (!fit_.ok()) return FinishReason::kError;
+  if (matcher_ != nullptr && matcher_->ended()) return FinishReason::kStop;
   if (IsEnd(token) && num_output_ > params_.min_tokens) return FinishReason::kStop;
   return num_output_ >= max_output_ ? FinishReason::kLength : FinishReason::kNone;
 }
 
 void Sampler::Accept(int32_t token) {
   ++num_output_;
+  if (matcher_ != nullptr && fit_.ok() && !matcher_->ended()) {
+    fit_ = matcher_->Accept(token);
+    mask_.clear();
+  }
   if (!penalizes()) return;
   kernels::TokenEdit& edit = EditOf(token);
   ++edit.count;
@@ -91,9 +112,14 @@ void Sampler::Accept(int32_t token) {
   last_edit_ = static_cast<int32_t>(&edit - edits_.data());
 }
 
-kernels::SampleRow Sampler::Row(int32_t logits_row, int64_t ahead) const {
+kernels::SampleRow Sampler::Row(int32_t logits_row, int64_t ahead) {
+  if (matcher_ != nullptr && mask_.empty() && fit_.ok() && !matcher_->ended()) {
+    mask_.resize(grammar::MaskWords(params_.grammar->width()));
+    fit_ = matcher_->FillMask(mask_);
+    if (!fit_.ok()) mask_.clear();  // the token of this row ends the continuation, whatever it is
+  }
   const int64_t index = num_output_ + ahead;
-  const bool bans_ends = index < params_.min_tokens && !end_ids_.empty();
+  const bool bans_ends = index < params_.min_tokens && !end_ids_.empty() && (mask_.empty() || !OnlyEndsFit());
   const bool edits = bans_ends || penalizes() || !params_.logit_bias.empty();
   return {.logits_row = logits_row,
           .temperature = params_.temperature,
@@ -110,7 +136,7 @@ kernels::SampleRow Sampler::Row(int32_t logits_row, int64_t ahead) const {
           .edits_id = edits_id_,
           .edits_version = edits_version_,
           .last_edit = last_edit_,
-          .mask = {}};
+          .mask = mask_};
 }
 
 SampledToken Sampler::TakeArgmax(int32_t token) {

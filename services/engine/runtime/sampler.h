@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/sampling/sample_tokens.h"
+#include "services/grammar/token_grammar.h"
 
 namespace spl::engine {
 
@@ -30,6 +32,9 @@ struct SamplingParams {
   bool ignore_eos = false;
   int32_t num_forks = 1;                // n
   std::optional<int32_t> num_logprobs;  // unset: none; 0: only of the chosen token
+  // Output is what it allows, up to an end token. The output ends before min_tokens where nothing else is allowed.
+  // Null: anything.
+  std::shared_ptr<const grammar::TokenGrammar> grammar;
 
   bool needs_prompt() const { return repetition_penalty != 1.0f; }
 };
@@ -37,7 +42,13 @@ struct SamplingParams {
 // InvalidArgument names the field and its range.
 absl::Status ValidateSampling(const SamplingParams& params, int32_t vocab_size);
 
-enum class FinishReason : uint8_t { kNone, kStop, kLength };
+enum class FinishReason : uint8_t {
+  kNone,
+  kStop,
+  kLength,
+  kError,  // the grammar could not be followed: it takes too long, or a token came that does not fit. Not in the
+           // answer.
+};
 
 struct TokenLogprob {
   float logprob = 0;
@@ -61,18 +72,19 @@ class Sampler {
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
   // Describes how the next token is sampled from row `logits_row`. With draws_ahead() it may be the token after `ahead`
-  // others that are not taken yet. Borrows from the sampler until its next change.
-  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0) const;
+  // others that are not taken yet. Borrows from the sampler until its next change. With a grammar it fills the mask of
+  // tokens on the host: call it after the pass has started, which runs meanwhile.
+  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0);
   // Takes the result of kernels::SampleTokens for Row(). `top`: the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
 
   // Whether sampling a token does not depend on the tokens before it.
-  bool draws_ahead() const { return !penalizes(); }
+  bool draws_ahead() const { return !penalizes() && matcher_ == nullptr; }
   // Whether the continuation ends within the next `ahead` tokens, whatever they are.
   bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
 
   // Whether the next token is simply the most likely one of the model's own logits.
-  bool takes_argmax() const { return Row(0).is_argmax(); }
+  bool takes_argmax() { return Row(0).is_argmax(); }
   // Takes that token; ties go to the lower id.
   SampledToken TakeArgmax(int32_t token);
 
@@ -84,6 +96,7 @@ class Sampler {
  private:
   FinishReason FinishOf(int32_t token) const;
   bool IsEnd(int32_t token) const;
+  bool OnlyEndsFit() const;
   bool penalizes() const {
     return params_.repetition_penalty != 1.0f || params_.presence_penalty != 0 || params_.frequency_penalty != 0;
   }
@@ -99,6 +112,9 @@ class Sampler {
   uint64_t edits_id_;
   uint64_t edits_version_ = 0;
   int32_t last_edit_ = 0;
+  std::unique_ptr<grammar::TokenMatcher> matcher_;  // null: no grammar
+  std::vector<uint32_t> mask_;                      // for the next token; empty: to be filled
+  absl::Status fit_;                                // not ok: the grammar cannot be followed any further
 };
 
 // One sampler for each of the params.num_forks continuations of a prompt.

@@ -20,7 +20,12 @@ absl::Status Answer::Take(uint32_t index, const v1::SampledToken& sampled, std::
   Continuation& continuation = *continuations_[index];
   if (continuation.finished()) return absl::OkStatus();
   const FinishReason reason = FromProto(sampled.finish_reason());
-  if (reason == FinishReason::kError || reason == FinishReason::kCancelled) {
+  if (reason == FinishReason::kError)
+    return absl::InvalidArgumentError(
+        "the answer could not be held to its grammar any further: a token took longer than a grammar may take. Make "
+        "the "
+        "schema, expression or grammar simpler");
+  if (reason == FinishReason::kCancelled) {
     return Errorf(absl::StatusCode::kInternal, "the decode worker ended the request: {}", FinishReasonName(reason));
   }
   ++num_tokens_;

@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/router/dispatch/generation.h"
+#include "services/router/dispatch/request_grammar.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -42,6 +43,7 @@ Dispatcher::Dispatcher(boost::asio::io_context& io, DispatchOptions options, con
       planner_(options_.planner, options_.plan_interval, metrics),
       breakers_(options_.breaker, metrics),
       retry_budget_(options_.retry_budget),
+      grammars_(CompilerOf(model), {.deadline = options_.grammar_timeout}),
       admission_(options_.admission, metrics) {}
 
 void Dispatcher::Start() {
@@ -74,6 +76,7 @@ void Dispatcher::Drain(std::chrono::steady_clock::time_point deadline) {
 
 void Dispatcher::Stop() {
   Drain(std::chrono::steady_clock::now());
+  grammars_.Stop();
   fleet_->Stop();
   if (!calls_->CancelAllAndWait(std::chrono::seconds(5))) log::Error("router.calls_left_open");
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "services/base/trace.h"
+#include "services/grammar/grammar_cache.h"
 #include "services/router/admission/admission.h"
 #include "services/router/admission/auth.h"
 #include "services/router/admission/rate_limits.h"
@@ -59,6 +60,8 @@ struct DispatchOptions {
   // restart.
   std::chrono::milliseconds worker_wait{5'000};
   std::chrono::milliseconds reserve_timeout{2'000};
+  // More, for a worker that compiles a grammar: the limit of its cache.
+  std::chrono::milliseconds grammar_timeout{20'000};
   std::chrono::milliseconds release_timeout{5'000};
   // Longest wait for a prefill worker to confirm that nothing more is written to a ticket that was given up: a slice's
   // time, and that of the flush.
@@ -118,6 +121,7 @@ class Dispatcher {
   // Records that the prompt was sent there (PrefixIndex::Insert).
   void NoteSent(const PromptKeys& keys, const PrefixIndex::Holder& holder, uint32_t exact_tokens);
   CircuitBreakers& breakers() { return breakers_; }
+  grammar::GrammarCache& grammars() { return grammars_; }  // over the tokenizer's vocabulary
   RetryBudget& retry_budget() { return retry_budget_; }
   RouterMetrics& metrics() { return metrics_; }
   const Tracer& tracer() const { return tracer_; }
@@ -158,6 +162,7 @@ class Dispatcher {
   RequestLog requests_;
   CircuitBreakers breakers_;
   RetryBudget retry_budget_;
+  grammar::GrammarCache grammars_;
   Admission admission_;
   mutable std::mutex mutex_;  // guards the two below
   std::condition_variable idle_;

@@ -7,6 +7,7 @@
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/router/dispatch/failures.h"
+#include "services/router/dispatch/request_grammar.h"
 
 namespace spl::router {
 namespace {
@@ -48,7 +49,15 @@ void Generation::Start() {
   (void)tokenize_fault.Hit();
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
   absl::StatusOr<RequestPrompt> prompt = PreparePrompt(request_, core_.model(), core_.namespace_keys(), *fleet);
-  Post([this, prompt = std::move(prompt)]() mutable { OnPrepared(std::move(prompt)); });
+  if (!prompt.ok()) return Post([this, status = prompt.status()] { OnPrepared(status); });
+  // A grammar that is wrong costs no worker anything.
+  CheckGrammar(core_.grammars(), request_,
+               [self = shared_from_this(),
+                prompt = std::make_shared<RequestPrompt>(*std::move(prompt))](const absl::Status& status) {
+                 self->Post([self = self.get(), prompt, status] {
+                   self->OnPrepared(status.ok() ? absl::StatusOr<RequestPrompt>(std::move(*prompt)) : status);
+                 });
+               });
 }
 
 void Generation::OnPrepared(absl::StatusOr<RequestPrompt> prompt) {
@@ -124,6 +133,7 @@ void Generation::Dispatch() {
   }
   // A worker that restarts is back within a poll or two: worth the same patience as a failed attempt.
   if (!fleet->model.known) return Fail(placed);
+  if (placed.code() == absl::StatusCode::kUnimplemented) return Fail(GrammarStatus(placed, request_));
   WaitForWorkers(placed);
 }
 
@@ -154,6 +164,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              // What is left out of heads is kept for the decode worker by a prefill worker.
                              .may_stay_local = !request_.reuse.heads().decode_restore(),
+                             .structured_output = request_.sampling.structured_output.has_value(),
                              .full = &history_.full,
                              .leaving = leaving.get(),
                              .failed = &avoided};
@@ -180,7 +191,9 @@ void Generation::Reserve(const FleetSnapshot& fleet) {
   const AttemptPtr attempt = attempt_;
   auto call = std::make_shared<ReserveCall>();
   FillReserveRequest(Sent(), *attempt, fleet, core_.options(), call->request);
-  const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + core_.options().reserve_timeout);
+  const bool compiles = request_.sampling.structured_output.has_value();
+  const auto timeout = core_.options().reserve_timeout + core_.options().grammar_timeout * static_cast<int>(compiles);
+  const Clock::time_point deadline = std::min(request_.deadline, Clock::now() + timeout);
   EndStage(TtftStage::kDispatch);
   attempt->reserve_span = CallSpan("router.reserve", attempt->decode.worker_id);
   AddTrace(call->context, attempt->reserve_span.context());

@@ -14,6 +14,7 @@
 #include "services/membership/static_list.h"
 #include "services/router/fleet/cache_view.h"
 #include "services/router/fleet/cache_watch.h"
+#include "services/router/fleet/worker_views.h"
 #include "services/router/fleet/workers.h"
 #include "services/wire/version.h"
 
@@ -467,13 +468,10 @@ class PollingFleet final : public Fleet {
 
   PrefillView ViewOf(const PrefillSlot& slot) const {
     const v1::PrefillInfo& info = slot.info;
-    PrefillView view{.worker = slot.worker,
-                     .worker_id = info.worker_id(),
-                     .address = slot.address,
-                     .epoch = info.epoch(),
-                     .draining = info.draining(),
-                     .clock = slot.clock.best()};
-    view.TakeLoad(info);
+    PrefillView view = WorkerView(info);
+    view.worker = slot.worker;
+    view.address = slot.address;
+    view.clock = slot.clock.best();
     for (const auto& [key, connection] : connections_) {
       const bool ours = key.first == info.worker_id() && connection.prefill_epoch == info.epoch();
       if (ours && connection.ready) view.peers[key.second] = connection.link;
@@ -482,22 +480,11 @@ class PollingFleet final : public Fleet {
   }
 
   static DecodeView ViewOf(const DecodeSlot& slot) {
-    const v1::DecodeInfo& info = slot.info;
-    return DecodeView{.worker = slot.worker,
-                      .worker_id = info.worker_id(),
-                      .address = slot.address,
-                      .epoch = info.epoch(),
-                      .sequences = info.running_sequences() + info.reserved_tickets(),
-                      .running = info.running_sequences(),
-                      .max_sequences = info.max_sequences(),
-                      .free_pages = info.free_pages(),
-                      .total_pages = info.total_pages(),
-                      .step_seconds = info.step_seconds(),
-                      .max_sequence_tokens = info.max_sequence_tokens(),
-                      .kv_bytes_per_token = info.kv_bytes_per_token(),
-                      .draining = info.draining(),
-                      .replays = info.replays(),
-                      .clock = slot.clock.best()};
+    DecodeView view = WorkerView(slot.info);
+    view.worker = slot.worker;
+    view.address = slot.address;
+    view.clock = slot.clock.best();
+    return view;
   }
 
   // The decode worker as a place for short prompts.
@@ -510,6 +497,7 @@ class PollingFleet final : public Fleet {
                      .draining = slot.info.draining(),
                      .clock = slot.clock.best(),
                      .reads_store = info.has_store(),
+                     .structured_output = slot.info.structured_output(),
                      .local = PrefillView::Local{.decode_id = slot.info.worker_id(),
                                                  .max_new_tokens = info.max_new_tokens(),
                                                  .slice_tokens = info.slice_tokens()}};

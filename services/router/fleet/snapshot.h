@@ -41,6 +41,7 @@ struct PrefillView {
   std::optional<ClockOffset> clock;       // its clock relative to ours
   std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only
   bool reads_store = true;                // chunks in the store need not be computed
+  bool structured_output = false;         // it keeps to SamplingParams.structured_output
   // Set for a decode worker that prefills short prompts itself (FleetSnapshot::local); that worker is its only peer.
   struct Local {
     std::string decode_id;
@@ -78,6 +79,7 @@ struct DecodeView {
   uint64_t kv_bytes_per_token = 0;   // 0: unknown
   bool draining = false;
   bool replays = false;              // it can continue an answer from its tokens (ReserveRequest.replay_token_ids)
+  bool structured_output = false;    // it keeps to SamplingParams.structured_output
   std::optional<ClockOffset> clock;  // its clock relative to ours
 };
 

@@ -229,8 +229,9 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
     for (std::string& name : core_.model().VariablesWithoutEffect(*messages))
       parsed->ignored.push_back(std::move(name));
   }
-  const absl::Status strict = CheckIgnored(parsed->ignored);
-  if (!strict.ok()) return RespondError(*exchange, strict, request_id);
+  absl::Status checked = CheckIgnored(parsed->ignored);
+  if (checked.ok()) checked = ForceCalls(core_.model().output_format(), *parsed);
+  if (!checked.ok()) return RespondError(*exchange, checked, request_id);
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;
@@ -262,6 +263,9 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
                              .output_format = core_.model().output_format(),
                              .tools_json = parsed.tools_json};
   if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
+  const bool structured = request.sampling.structured_output.has_value();  // nothing in it means anything else
+  if (structured) head.output_format.reasoning = "none";
+  if (structured && !parsed.forced_calls.has_value()) head.output_format.tools = "none";
   OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
   const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),
                             ignored = IgnoredHeader(parsed.ignored)] {

@@ -16,6 +16,13 @@ bool FitsFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decod
   return decode.max_sequence_tokens == 0 || query.total_tokens <= decode.max_sequence_tokens;
 }
 
+bool KeepsToGrammarFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t) const {
+  return !query.structured_output || prefill.structured_output;
+}
+bool KeepsToGrammarFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {
+  return !query.structured_output || decode.structured_output;
+}
+
 bool ShortEnoughFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const {
   return !prefill.local.has_value() || (query.may_stay_local && ComputeScorer::TokensToCompute(query, place) <=
                                                                     static_cast<double>(prefill.local->max_new_tokens));

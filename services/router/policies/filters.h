@@ -20,6 +20,13 @@ class FitsFilter final : public Filter {
   bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
 };
 
+// For requests with structured output: keeps workers that announce that they keep to it. Others would answer without.
+class KeepsToGrammarFilter final : public Filter {
+ public:
+  bool KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const override;
+  bool KeepDecode(const PlacementQuery& query, const DecodeView& decode) const override;
+};
+
 // For decode workers that prefill: keeps those to which the prompt is short, counted in tokens that they would have to
 // compute. Drops all for requests that need something that only prefill workers have.
 class ShortEnoughFilter final : public Filter {

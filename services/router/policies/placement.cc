@@ -57,6 +57,14 @@ void Apply(bool advisory, std::vector<Candidate>* candidates, Keep keep) {
   std::erase_if(*candidates, [&](const Candidate& c) { return !keep(c); });
 }
 
+// Whether a worker of each side keeps to grammars, whatever else it lacks.
+bool AnyKeepsToGrammars(const FleetSnapshot& fleet) {
+  const auto keeps = [](const auto& worker) { return worker.structured_output; };
+  const bool prefill = std::any_of(fleet.prefill.begin(), fleet.prefill.end(), keeps) ||
+                       std::any_of(fleet.local.begin(), fleet.local.end(), keeps);
+  return prefill && std::any_of(fleet.decode.begin(), fleet.decode.end(), keeps);
+}
+
 }  // namespace
 
 absl::StatusOr<PlacementPolicy> ParsePlacementPolicy(std::string_view name) {
@@ -75,6 +83,7 @@ Placement::Placement(const PlacementOptions& options)
       random_(options.seed != 0 ? options.seed : std::random_device()()) {
   filters_.push_back(std::make_unique<NotDrainingFilter>());
   filters_.push_back(std::make_unique<FitsFilter>());
+  filters_.push_back(std::make_unique<KeepsToGrammarFilter>());
   // before the advisory filters: a worker that cannot serve is no fallback
   filters_.push_back(std::make_unique<ShortEnoughFilter>());
   filters_.push_back(std::make_unique<NotLeavingFilter>());
@@ -238,6 +247,11 @@ void Placement::TakeTurn(Sides* sides) const {
 }
 
 absl::Status Placement::NobodyFor(const PlacementQuery& query, const Sides& left) {
+  const bool both = !query.fleet.decode.empty() && query.fleet.num_places() > 0;
+  if (query.structured_output && both && !AnyKeepsToGrammars(query.fleet))
+    return absl::UnimplementedError(
+        "no worker of this cluster serves structured output: they need libsplice_xgrammar.so beside the program and a "
+        "model folder with a tokenizer");
   const auto answering = [&] {
     return fmt::format("({} prefill and {} decode workers answer)", query.fleet.prefill.size(),
                        query.fleet.decode.size());

@@ -92,6 +92,7 @@ int HttpStatusOf(absl::StatusCode code) {
 }
 
 int HttpStatusOf(const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kUnimplemented && !ErrorCodeOf(status).empty()) return 501;
   const bool about_state = status.code() == absl::StatusCode::kFailedPrecondition && !ErrorCodeOf(status).empty();
   return about_state ? 409 : HttpStatusOf(status.code());
 }

@@ -29,7 +29,7 @@ absl::Status ParamError(const std::string& param, fmt::format_string<Args...> fo
 // The HTTP status of a canonical code: 400, 401, 404, 409, 429, 499, 500, 503, 504.
 int HttpStatusOf(absl::StatusCode code);
 // The same, except 409 for a FailedPrecondition with an error code: it is about the state of an object that the caller
-// named, not about the state of the cluster.
+// named, not about the state of the cluster; and 501 for an Unimplemented with one: this server lacks a part.
 int HttpStatusOf(const absl::Status& status);
 
 // {"error":{"message","type","param","code"}}, as OpenAI clients read it.

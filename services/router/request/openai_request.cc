@@ -10,6 +10,7 @@
 #include "services/router/request/completion_prompts.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/request/reuse_json.h"
+#include "services/router/request/structured_output_json.h"
 
 namespace spl::router {
 namespace {
@@ -133,33 +134,42 @@ void ReadCommonRest(ObjectReader& reader, GenerationRequest* request) {
       reader.Fail(ParamError("priority", "must be an integer between {} and {}", -kMaxPriority, kMaxPriority));
     }
   }
-  reader.Ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                 "prompt_cache_retention", "parallel_tool_calls"});
+  reader.Ignore(
+      {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
   reader.Refuse({"functions", "function_call", "audio", "prediction", "web_search_options", "verbosity",
                  "use_beam_search", "prompt_logprobs", "suffix", "logits_processors", "bad_words", "allowed_token_ids",
                  "include_stop_str_in_output", "truncate_prompt_tokens", "chat_template"});
-  reader.RefuseAny({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"});
+  ReadStructuredOutput(reader, &request->sampling);
   const Json* modalities = reader.Raw("modalities");
   if (modalities != nullptr && *modalities != Json::array({"text"})) {
     reader.Fail(ParamError("modalities", "only [\"text\"] is served"));
   }
-  const Json* format = reader.Raw("response_format");
-  if (format != nullptr && (!format->is_object() || format->value("type", Json()) != Json("text"))) {
-    reader.Fail(ParamError("response_format", "only {{\"type\":\"text\"}} is served by this build"));
-  }
 }
 
-// Returns whether the model may call tools: "auto", but not "none". To force a call takes a grammar, which there is
-// none of.
-bool ReadToolChoice(ObjectReader& reader) {
+// Returns whether the model may call tools: not with "none".
+bool ReadToolChoice(ObjectReader& reader, const Sampling& sampling, std::optional<ForcedCalls>* forced) {
+  bool parallel = true;
+  reader.Bool("parallel_tool_calls", &parallel);
   const Json* choice = reader.Raw("tool_choice");
   if (choice == nullptr || *choice == Json("auto")) return true;
   if (*choice == Json("none")) return false;
-  const std::string asked = choice->is_string() ? *choice->get_ptr<const std::string*>() : "a named tool";
-  reader.Fail(ParamError("tool_choice",
-                         "{} needs structured output, which this build does not have; \"auto\" and \"none\" are "
-                         "served",
-                         asked));
+  if (*choice == Json("required")) {
+    *forced = ForcedCalls{.one = !parallel};
+  } else if (choice->is_object() && choice->value("type", Json()) == Json("function")) {
+    ObjectReader outer(*choice, "tool_choice.");
+    const Json* const function = outer.Raw("function");
+    const Json name = function != nullptr && function->is_object() ? function->value("name", Json()) : Json();
+    if (!name.is_string()) {
+      reader.Fail(ParamError("tool_choice.function.name", "must be a string"));
+      return true;
+    }
+    *forced = ForcedCalls{.name = name.get<std::string>(), .one = true};
+  } else {
+    reader.Fail(ParamError("tool_choice", "must be \"auto\", \"none\", \"required\" or name a function"));
+    return true;
+  }
+  if (sampling.structured_output.has_value())
+    reader.Fail(ParamError("tool_choice", "forces a call, and {} another answer", sampling.structured_field));
   return true;
 }
 
@@ -203,7 +213,7 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
   ReadSplice(reader, &request, nullptr);
   ReadCommonRest(reader, &request);
   reader.Bool("echo", &request.echo);
-  const bool may_call = ReadToolChoice(reader);
+  const bool may_call = ReadToolChoice(reader, request.sampling, &out.forced_calls);
   ChatPrompt chat;
   ReadTemplateFields(reader, &chat);
   const Json* messages = reader.Raw("messages");
@@ -212,9 +222,21 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
   SPLICE_RETURN_IF_ERROR(ReadMessages(messages, &chat));
   if (const Json* const tools = reader.Raw("tools"); may_call && tools != nullptr && !tools->empty())
     out.tools_json = tools->dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (out.forced_calls.has_value() && out.tools_json.empty())
+    return ParamError("tool_choice", "forces a call, and there are no tools");
   request.prompt = std::move(chat);
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));
   return out;
+}
+
+absl::Status ForceCalls(const OutputFormat& format, ApiRequest& request) {
+  if (!request.forced_calls.has_value()) return absl::OkStatus();
+  absl::StatusOr<std::string> tag = ForcedCallsTag(format.tools, request.tools_json, *request.forced_calls);
+  if (!tag.ok()) return ParamError("tool_choice", "{}", MessageOf(tag.status()));
+  Sampling& sampling = request.generation.sampling;
+  sampling.structured_output = grammar::GrammarSpec{grammar::GrammarKind::kStructuralTag, *std::move(tag), false};
+  sampling.structured_field = "tool_choice";
+  return ValidateRequest(request.generation);
 }
 
 absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults) {
@@ -239,6 +261,7 @@ absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Samp
   std::vector<TokenSegment> token_segments;
   ReadSplice(reader, &request, &token_segments);
   ReadCommonRest(reader, &request);
+  reader.Ignore({"parallel_tool_calls"});
   reader.Refuse({"tools", "documents", "reasoning_effort", "chat_template_kwargs"});
   const Json* prompt = reader.Raw("prompt");
   SPLICE_RETURN_IF_ERROR(reader.FinishIgnoring(&out.ignored));

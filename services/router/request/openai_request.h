@@ -2,12 +2,15 @@
 // sockets, no model. docs/api.md lists the accepted, ignored and refused fields.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/router/output_formats/forced_calls.h"
+#include "services/router/output_formats/registry.h"
 #include "services/router/request/request.h"
 
 namespace spl::router {
@@ -22,13 +25,18 @@ struct ApiRequest {
   GenerationRequest generation;      // its prompt is the first one
   std::vector<Prompt> more_prompts;  // the other prompts of a list
   StreamOptions stream;
-  std::string tools_json;  // tools that a chat's model may call; empty: none
+  std::optional<ForcedCalls> forced_calls;  // the answer must be calls of these tools; unset: it may be
+  std::string tools_json;                   // tools that a chat's model may call; empty: none
   // Paths of unknown members, which have no effect ("foo", "stream_options.bar").
   std::vector<std::string> ignored;
 };
 
 // POST /v1/chat/completions. `defaults`: values of sampling parameters that the body does not name.
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults = {});
+
+// Makes the calls that a chat forces the structured output of its answer, as the model writes calls. InvalidArgument:
+// there is no such tool, or calls of this format cannot be forced.
+absl::Status ForceCalls(const OutputFormat& format, ApiRequest& request);
 
 // POST /v1/completions, likewise.
 absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults = {});

@@ -38,6 +38,8 @@ absl::Status ValidateSampling(const Sampling& s) {
   if (s.logit_bias.size() > kMaxLogitBias) {
     return ParamError("logit_bias", "at most {} entries are served, got {}", kMaxLogitBias, s.logit_bias.size());
   }
+  if (s.structured_output.has_value() && s.ignore_eos)
+    return ParamError("ignore_eos", "does not go with {}: the answer ends where it is complete", s.structured_field);
   for (const auto& [id, bias] : s.logit_bias) SPLICE_RETURN_IF_ERROR(CheckRange("logit_bias", bias, -100, 100));
   return absl::OkStatus();
 }

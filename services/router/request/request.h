@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "services/base/trace.h"
+#include "services/grammar/token_grammar.h"
 #include "services/methods/methods.h"
 #include "services/router/request/segment_marks.h"
 #include "services/tokenizer/chat_template.h"
@@ -41,6 +42,8 @@ struct Sampling {
   bool ignore_eos = false;
   uint32_t n = 1;
   std::optional<uint32_t> logprobs;
+  std::optional<grammar::GrammarSpec> structured_output;  // unset: any text
+  std::string structured_field;                           // that asked for it, for errors
 
   // True if a penalty needs the prompt's tokens on the decode side.
   bool HasPenalty() const {

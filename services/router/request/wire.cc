@@ -1,5 +1,7 @@
 #include "services/router/request/wire.h"
 
+#include "services/wire/structured_output.h"
+
 namespace spl::router {
 
 v1::SamplingParams ToProto(const Sampling& s) {
@@ -19,6 +21,7 @@ v1::SamplingParams ToProto(const Sampling& s) {
   out.set_ignore_eos(s.ignore_eos);
   out.set_n(s.n);
   if (s.logprobs.has_value()) out.set_logprobs(*s.logprobs);
+  if (s.structured_output.has_value()) wire::SetGrammarSpec(*s.structured_output, out);
   return out;
 }
 
@@ -39,6 +42,8 @@ Sampling FromProto(const v1::SamplingParams& p, const Sampling& defaults) {
   out.ignore_eos = p.ignore_eos();
   out.n = p.n() == 0 ? 1 : p.n();
   if (p.has_logprobs()) out.logprobs = p.logprobs();
+  out.structured_output = wire::GrammarSpecOf(p);
+  if (out.structured_output.has_value()) out.structured_field = "sampling.structured_output";
   return out;
 }
 

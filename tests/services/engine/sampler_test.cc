@@ -295,5 +295,100 @@ TEST(SamplerTest, EveryRangeIsCheckedAndNamed) {
   EXPECT_THAT(error([](auto& p) { p.max_tokens = 2, p.min_tokens = 3; }), HasSubstr("min_tokens"));
 }
 
+// Token 1 so many times, then the end, out of 64 tokens. With so many left as `fails_at` no mask can be had.
+class OnesGrammar final : public grammar::TokenGrammar {
+ public:
+  OnesGrammar(int num_ones, int32_t end, int fails_at = -1) : num_ones_(num_ones), end_(end), fails_at_(fails_at) {}
+  std::unique_ptr<grammar::TokenMatcher> NewMatcher() const override { return std::make_unique<Matcher>(*this); }
+  int32_t width() const override { return 64; }
+  size_t num_bytes() const override { return 0; }
+
+ private:
+  class Matcher final : public grammar::TokenMatcher {
+   public:
+    explicit Matcher(const OnesGrammar& grammar) : grammar_(grammar), left_(grammar.num_ones_), end_(grammar.end_) {}
+    absl::Status FillMask(std::span<uint32_t> mask) override {
+      EXPECT_EQ(mask.size(), 2u);
+      if (grammar_.fails_at_ == left_) return absl::ResourceExhaustedError("too slow");
+      mask[0] = mask[1] = 0;
+      const auto token = static_cast<uint32_t>(left_ > 0 ? 1 : end_);
+      mask[token / 32] = 1u << (token % 32);
+      return absl::OkStatus();
+    }
+    absl::Status Accept(int32_t token) override {
+      if (ended_ || token != (left_ > 0 ? 1 : end_)) return absl::InvalidArgumentError("does not fit");
+      ended_ = left_-- == 0;
+      return absl::OkStatus();
+    }
+    bool ended() const override { return ended_; }
+    bool complete() const override { return left_ == 0; }
+
+   private:
+    const OnesGrammar& grammar_;
+    int left_;
+    const int32_t end_;
+    bool ended_ = false;
+  };
+  const int num_ones_;
+  const int32_t end_;
+  const int fails_at_;
+};
+
+TEST(SamplerGrammarTest, TakesWhatFitsAndEndsThere) {
+  const std::vector<float> logits = [] {
+    std::vector<float> made(64, 1.0f);
+    made[7] = 50;  // what the model would say
+    return made;
+  }();
+  SamplingParams params;
+  params.temperature = 0;
+  params.min_tokens = 10;  // nothing but the end fits before
+  params.grammar = std::make_shared<OnesGrammar>(3, 40);
+  Sampler sampler(params, {40}, 0, {}, {}, 5, 1000);
+  EXPECT_FALSE(sampler.draws_ahead());
+  EXPECT_FALSE(sampler.takes_argmax());
+  for (int i = 0; i < 3; ++i) {
+    const SampledToken token = test::SampleOnHost(sampler, logits);
+    EXPECT_EQ(token.token, 1);
+    EXPECT_EQ(token.finish, FinishReason::kNone);
+  }
+  const SampledToken last = test::SampleOnHost(sampler, logits);
+  EXPECT_EQ(last.token, 40);
+  EXPECT_EQ(last.finish, FinishReason::kStop);
+}
+
+TEST(SamplerGrammarTest, GoesOnFromPriorOutputAndFromTokensSampledElsewhere) {
+  SamplingParams params;
+  params.temperature = 0;
+  params.grammar = std::make_shared<OnesGrammar>(3, 40);
+  const std::vector<int32_t> prior = {1, 1};
+  Sampler sampler(params, {40}, 0, {}, prior, 5, 1000);
+  sampler.Accept(1);
+  EXPECT_EQ(sampler.Row(0).mask[1], 1u << 8) << "only the end fits";
+  EXPECT_EQ(test::SampleOnHost(sampler, std::vector<float>(64, 0.0f)).finish, FinishReason::kStop);
+}
+
+// Logits that are no numbers give token 0, whatever the mask says.
+TEST(SamplerGrammarTest, AnAnswerThatCannotFitBreaksOff) {
+  SamplingParams params;
+  params.grammar = std::make_shared<OnesGrammar>(3, 40);
+  Sampler sampler(params, {40}, 0, {}, {}, 5, 1000);
+  const std::vector<float> none(64, std::numeric_limits<float>::quiet_NaN());
+  const SampledToken token = test::SampleOnHost(sampler, none);
+  EXPECT_EQ(token.token, 0);
+  EXPECT_EQ(token.finish, FinishReason::kError);
+}
+
+TEST(SamplerGrammarTest, AMaskThatCannotBeHadEndsItsContinuationWithAnError) {
+  SamplingParams params;
+  params.temperature = 0;
+  params.grammar = std::make_shared<OnesGrammar>(3, 40, 1);
+  Sampler sampler(params, {40}, 0, {}, {}, 5, 1000);
+  const std::vector<float> logits(64, 0.0f);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kNone);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kNone);
+  EXPECT_EQ(test::SampleOnHost(sampler, logits).finish, FinishReason::kError);
+}
+
 }  // namespace
 }  // namespace spl::engine

@@ -6,6 +6,7 @@
 #include "services/methods/methods.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
+#include "services/router/request/wire.h"
 
 namespace spl::router {
 namespace {
@@ -266,6 +267,76 @@ TEST(HttpStatusTest, Codes) {
   EXPECT_EQ(HttpStatusOf(absl::StatusCode::kAborted), 409);
   EXPECT_EQ(HttpStatusOf(absl::FailedPreconditionError("the cluster's state")), 503);
   EXPECT_EQ(HttpStatusOf(SetErrorCode(absl::FailedPreconditionError("the thing's state"), "c")), 409);
+}
+
+TEST(StructuredOutputFieldsTest, EveryFieldIsReadAndTravels) {
+  using grammar::GrammarKind;
+  struct Case {
+    const char* fields;
+    grammar::GrammarSpec spec;
+    const char* field;
+  };
+  const Case cases[] = {
+      {R"("response_format":{"type":"json_object"})", {GrammarKind::kJsonObject, "", false}, "response_format"},
+      {R"("response_format":{"type":"json_schema","json_schema":{"name":"a","strict":true,"schema":{"b":1,"a":2}}})",
+       {GrammarKind::kJsonSchema, R"({"b":1,"a":2})", true},
+       "response_format.json_schema.schema"},
+      {R"("response_format":{"type":"json_schema","json_schema":{"name":"a","schema":true}})",
+       {GrammarKind::kJsonSchema, "true", false},
+       "response_format.json_schema.schema"},
+      {R"("guided_json":"{\"type\": \"null\"}")",
+       {GrammarKind::kJsonSchema, "{\"type\": \"null\"}", false},
+       "guided_json"},
+      {R"("structured_outputs":{"regex":"a+","json":null})",
+       {GrammarKind::kRegex, "a+", false},
+       "structured_outputs.regex"},
+      {R"("guided_choice":["a","\u00fc"])", {GrammarKind::kChoice, "[\"a\",\"ü\"]", false}, "guided_choice"},
+      {R"("guided_grammar":"root ::= x")", {GrammarKind::kGrammar, "root ::= x", false}, "guided_grammar"},
+      {R"("structured_outputs":{"structural_tag":"{}"})",
+       {GrammarKind::kStructuralTag, "{}", false},
+       "structured_outputs.structural_tag"},
+  };
+  for (const Case& c : cases) {
+    const auto request = ParseChatBody(std::string(R"({"messages":[{"role":"user","content":"x"}],)") + c.fields + "}");
+    ASSERT_TRUE(request.ok()) << request.status();
+    const Sampling& sampling = request->generation.sampling;
+    EXPECT_EQ(sampling.structured_output, c.spec) << c.fields;
+    EXPECT_EQ(sampling.structured_field, c.field);
+    EXPECT_EQ(FromProto(ToProto(sampling)).structured_output, c.spec) << c.fields;
+  }
+  for (const char* none :
+       {R"("response_format":{"type":"text"})", R"("guided_json":null)", R"("structured_outputs":{})"}) {
+    const auto request = ParseChatBody(std::string(R"({"messages":[{"role":"user","content":"x"}],)") + none + "}");
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_FALSE(request->generation.sampling.structured_output.has_value()) << none;
+    EXPECT_FALSE(ToProto(request->generation.sampling).has_structured_output());
+  }
+}
+
+TEST(ForcedCallsTest, BecomeAGrammarOfTheModelsFormat) {
+  const auto parse = [](const std::string& more) {
+    return ParseChatBody(R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":)"
+                         R"({"name":"f","parameters":{"type":"object"}}}],)" +
+                         more + "}");
+  };
+  auto named = parse(R"("tool_choice":{"type":"function","function":{"name":"f"}})");
+  ASSERT_TRUE(named.ok()) << named.status();
+  ASSERT_TRUE(named->forced_calls.has_value());
+  EXPECT_TRUE(named->forced_calls->one);
+  ASSERT_TRUE(ForceCalls({.tools = "hermes"}, *named).ok());
+  const auto& spec = named->generation.sampling.structured_output;
+  ASSERT_TRUE(spec.has_value());
+  EXPECT_EQ(spec->kind, grammar::GrammarKind::kStructuralTag);
+  EXPECT_NE(spec->text.find(R"(<tool_call>\n{\"name\": \"f\", \"arguments\": )"), std::string::npos) << spec->text;
+  EXPECT_NE(spec->text.find(R"("stop_after_first":true)"), std::string::npos);
+  auto required = parse(R"("tool_choice":"required")");
+  ASSERT_TRUE(required.ok()) << required.status();
+  EXPECT_FALSE(required->forced_calls->one);
+  EXPECT_TRUE(parse(R"("tool_choice":"required","parallel_tool_calls":false)")->forced_calls->one);
+  const absl::Status other = ForceCalls({.tools = "mistral"}, *required);
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(other.message().find("mistral"), std::string::npos) << other;
+  EXPECT_FALSE(parse(R"("tool_choice":"auto")")->forced_calls.has_value());
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ class PlacementTest : public ::testing::Test {
                              .reuse = reuse_,
                              .wire_share = wire_share_,
                              .fetch_bytes_per_s = fetch_bytes_per_s_,
+                             .structured_output = structured_output_,
                              .full = &full_,
                              .failed = &failed_});
   }
@@ -54,6 +55,7 @@ class PlacementTest : public ::testing::Test {
   std::shared_ptr<LoadTracker> loads_ = std::make_shared<LoadTracker>();
   std::vector<PredictedReuse> reuse_ = {{}, {}};
   double wire_share_ = 1, fetch_bytes_per_s_ = 0;
+  bool structured_output_ = false;
   LoadTracker::Hold loads_hold_;
   std::set<std::string> full_;
   std::set<std::string> failed_;
@@ -64,6 +66,20 @@ TEST_F(PlacementTest, EqualPairsShareTheLoad) {
   const auto shares = Shares();
   ASSERT_EQ(shares.size(), 4u);
   for (const auto& [pair, count] : shares) EXPECT_GT(count, 20) << pair;
+}
+
+TEST_F(PlacementTest, StructuredOutputGoesWhereItIsKeptTo) {
+  EXPECT_TRUE(Place().ok());
+  structured_output_ = true;
+  EXPECT_EQ(Place().status().code(), absl::StatusCode::kUnimplemented) << "all would answer without it";
+  fleet_.prefill[1].structured_output = true;
+  EXPECT_EQ(Place().status().code(), absl::StatusCode::kUnimplemented) << "no decode worker keeps to it";
+  fleet_.decode[0].structured_output = true;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair, "p1d0");
+  failed_ = {"p1", "d0"};
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair, "p1d0") << "that others are left is no reason";
+  fleet_.decode[0].draining = true;
+  EXPECT_EQ(Place().status().code(), absl::StatusCode::kUnavailable) << "it is about to come back, or another";
 }
 
 TEST_F(PlacementTest, PrefixHitsAttract) {

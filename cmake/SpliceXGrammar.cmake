@@ -1,0 +1,30 @@
+# xgrammar for libsplice_xgrammar.so, out of its source archive: ./dev fetches it, and nothing of it is in this
+# repository. Without the archive the plug-in is not built, and requests for structured output are refused.
+set(SPLICE_XGRAMMAR_VERSION 0.2.8)
+set(SPLICE_XGRAMMAR_SHA256 8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80)
+set(SPLICE_XGRAMMAR_ARCHIVE ${CMAKE_SOURCE_DIR}/.cache/xgrammar/xgrammar-${SPLICE_XGRAMMAR_VERSION}.tar.gz CACHE FILEPATH
+  "Source archive of xgrammar; where it is missing, there is no structured output")
+set(SPLICE_HAVE_XGRAMMAR OFF)
+if(NOT EXISTS ${SPLICE_XGRAMMAR_ARCHIVE})
+  message(STATUS "no xgrammar archive: libsplice_xgrammar.so is not built (./dev build fetches it)")
+  return()
+endif()
+file(SHA256 ${SPLICE_XGRAMMAR_ARCHIVE} sum)
+if(NOT sum STREQUAL SPLICE_XGRAMMAR_SHA256)
+  message(FATAL_ERROR "${SPLICE_XGRAMMAR_ARCHIVE} has the checksum ${sum}, not ${SPLICE_XGRAMMAR_SHA256}: remove it and fetch it again")
+endif()
+set(root ${CMAKE_BINARY_DIR}/xgrammar-${SPLICE_XGRAMMAR_VERSION})
+if(NOT EXISTS ${root}/cpp)
+  file(ARCHIVE_EXTRACT INPUT ${SPLICE_XGRAMMAR_ARCHIVE} DESTINATION ${CMAKE_BINARY_DIR})
+endif()
+# Its own CMakeLists.txt asks for -O3, link-time optimization and warnings as errors; neither is wanted here.
+file(GLOB_RECURSE sources ${root}/cpp/*.cc)
+list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")
+add_library(xgrammar STATIC EXCLUDE_FROM_ALL ${sources})
+target_include_directories(xgrammar SYSTEM PUBLIC ${root}/include ${root}/3rdparty/picojson ${root}/3rdparty/dlpack/include)
+# Its messages go where services/grammar/xgrammar.cc sends them.
+target_compile_definitions(xgrammar PUBLIC XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0 XGRAMMAR_LOG_CUSTOMIZE=1)
+target_compile_options(xgrammar PRIVATE -w)
+set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+set(SPLICE_HAVE_XGRAMMAR ON)
+message(STATUS "xgrammar ${SPLICE_XGRAMMAR_VERSION}: libsplice_xgrammar.so for structured output")
