@@ -61,6 +61,16 @@ absl::StatusOr<std::vector<EvalSample>> LoadSamples(const Flags& flags) {
   return chosen;
 }
 
+// The next sample of the same task and length, from the beginning again behind the last. Null: there is no other.
+const EvalSample* OtherOf(const std::vector<EvalSample>& samples, const EvalSample& sample) {
+  const auto at = static_cast<size_t>(&sample - samples.data());
+  for (size_t k = 1; k < samples.size(); ++k) {
+    const EvalSample& other = samples[(at + k) % samples.size()];
+    if (other.task == sample.task && other.length == sample.length) return &other;
+  }
+  return nullptr;
+}
+
 // Puts `exact` first, so that the others can be compared with it. It runs once, because it does not depend on the
 // provenance.
 absl::StatusOr<std::vector<EvalMethod>> MethodsOf(const Flags& flags) {
@@ -177,7 +187,7 @@ absl::Status RunEval(Flags flags) {
   const bool progress = ::isatty(STDERR_FILENO) != 0;
   for (const EvalMethod& method : methods) {
     for (const EvalSample& sample : samples) {
-      const absl::Status status = evaluation.Run(sample, method);
+      const absl::Status status = evaluation.Run(sample, method, OtherOf(samples, sample));
       if (!status.ok() && !flags.suite.empty()) {  // a cluster does not serve all pairs; the others still run
         evaluation.Refuse(method, status);
         done += samples.size();
@@ -212,7 +222,8 @@ Command MakeEvalCommand(CLI::App& root) {
       "    --json out.json --html out.html\n"
       "An answer counts when it equals the expected text exactly. The interval is Wilson's, 95 %.\n"
       "Methods that reuse segments are measured after a warm-up request that leaves the KV of the sample's reusable\n"
-      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one.\n"
+      "segments in the cluster. context: all of them in one prompt behind other instructions; isolated: one by one;\n"
+      "foreign: each at its place behind the text of another sample, as chunks of one size are in a cache.\n"
       "SamKV (docs/samkv.md): --reuse samkv:budget_ratio=0.25,samkv:choose=attention:recompute=attended (a word is an\n"
       "option's value, too)\n"
       "Cold prompts (docs/cold-prompts.md): --reuse exact,loopserve:line_min_span=2048,minference,a-shape,tri-shape\n"
@@ -231,7 +242,7 @@ Command MakeEvalCommand(CLI::App& root) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_flag_callback("--methods", PrintMethods, "print all methods and their options, and exit");
-  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated or both")
+  app.add_option("--provenance", flags->provenance, "where reused KV was computed: context, isolated, foreign")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--suite", flags->suite,

@@ -8,7 +8,20 @@
 namespace spl::cli {
 
 const char* ProvenanceName(Provenance provenance) {
-  return provenance == Provenance::kContext ? "context" : "isolated";
+  switch (provenance) {
+    case Provenance::kContext:
+      return "context";
+    case Provenance::kIsolated:
+      return "isolated";
+    case Provenance::kForeign:
+      return "foreign";
+  }
+  return "?";
+}
+
+const char* ProvenancePhrase(const std::string& name) {
+  if (name == "context") return "in context";
+  return name == "isolated" ? "in isolation" : "behind other text";
 }
 
 namespace {
@@ -43,11 +56,13 @@ absl::StatusOr<std::string> ParseMethod(const char* flag, const std::string& tex
 absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
                                            const std::string& provenance) {
   EvalMethod method{.label = reuse, .decode_label = decode};
-  if (provenance == "isolated") {
-    method.provenance = Provenance::kIsolated;
-  } else if (provenance != "context") {
-    return InvalidArgument("--provenance {}: it must be context or isolated", provenance);
+  bool known = false;
+  for (const Provenance p : {Provenance::kContext, Provenance::kIsolated, Provenance::kForeign}) {
+    if (provenance != ProvenanceName(p)) continue;
+    method.provenance = p;
+    known = true;
   }
+  if (!known) return InvalidArgument("--provenance {}: it must be context, isolated or foreign", provenance);
   SPLICE_ASSIGN_OR_RETURN(method.reuse, ParseMethod("--reuse", reuse, "", "sparsex:dense_layers=2", method.options));
   SPLICE_ASSIGN_OR_RETURN(method.decode,
                           ParseMethod("--decode", decode, "decode_", "sparcas:budget=1024", method.options));

@@ -14,6 +14,9 @@ namespace spl::cli {
 enum class Provenance {
   kContext,   // an earlier prompt with the same segments in the same order, behind other instructions
   kIsolated,  // none: each segment by itself
+  // Other text of the same length, behind the same instructions: what a cutter into chunks of one size leaves in a
+  // cache when the chunks are asked for in other combinations.
+  kForeign,
 };
 
 struct EvalMethod {
@@ -35,7 +38,10 @@ struct EvalMethod {
 // "sparcas:context_share=0.0625" sets decode_context_share. InvalidArgument names the mistake.
 absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
                                            const std::string& provenance);
+// "context", "isolated" or "foreign".
 const char* ProvenanceName(Provenance provenance);
+// "in context", "in isolation" or "behind other text", of ProvenanceName's name.
+const char* ProvenancePhrase(const std::string& name);
 // The API's "splice" object of a method, for a sample of this nominal length.
 nlohmann::json OptionsFor(const EvalMethod& method, int64_t length);
 

@@ -318,12 +318,11 @@ std::string EvalReport::Plot(int64_t length, const std::string& provenance, Plot
   }
   if (series.empty()) return "";
   time.max = std::max(time.max, 1e-3);
-  return ScatterPlot(
-      fmt::format("{} tokens, segments cached {}{}", length, provenance == "context" ? "in context" : "in isolation",
-                  of == PlotOf::kPrefill  ? ": prefill methods"
-                  : of == PlotOf::kDecode ? ": decode methods behind an exact prefill"
-                                          : ""),
-      time, {.label = "", .unit = " %", .max = 100, .num_ticks = 5}, series);
+  return ScatterPlot(fmt::format("{} tokens, segments cached {}{}", length, ProvenancePhrase(provenance),
+                                 of == PlotOf::kPrefill  ? ": prefill methods"
+                                 : of == PlotOf::kDecode ? ": decode methods behind an exact prefill"
+                                                         : ""),
+                     time, {.label = "", .unit = " %", .max = 100, .num_ticks = 5}, series);
 }
 
 // Accuracy of every pair over the core tasks: a row for each prefill method, a column for each decode method.
@@ -341,7 +340,7 @@ std::string EvalReport::PairTable(int64_t length, const std::string& provenance)
   if (pairs.empty()) return "";
   std::string html =
       fmt::format("<h3>{} tokens, segments cached {}: every pair, core tasks</h3><table class='pairs'><tr><th>", length,
-                  provenance == "context" ? "in context" : "in isolation");
+                  ProvenancePhrase(provenance));
   for (const std::string& decode : columns) html += "<th>" + EscapeHtml(decode);
   for (const auto& [reuse, row] : pairs) {
     html += "<tr><th>" + EscapeHtml(reuse);
@@ -425,7 +424,7 @@ std::string EvalReport::ToHtml(const std::string& title) const {
   std::set<int64_t> lengths;
   for (const auto& [key, cell] : cells_) lengths.insert(key.length);
   for (const int64_t length : lengths) {
-    for (const char* provenance : {"context", "isolated"}) {
+    for (const char* provenance : {"context", "isolated", "foreign"}) {
       const bool any = std::any_of(cells_.begin(), cells_.end(), [&](const auto& entry) {
         return entry.first.length == length && entry.first.provenance == provenance;
       });

@@ -37,8 +37,16 @@ EvalRun::EvalRun(TextGenerator& generator, EvalRunOptions options)
   nonce_ = fmt::format("{:08x}{:08x}", random(), random());
 }
 
-absl::Status EvalRun::Run(const EvalSample& sample, const EvalMethod& method) {
+absl::Status EvalRun::Run(const EvalSample& sample, const EvalMethod& method, const EvalSample* other) {
   session_ = fmt::format("eval-{}-{}", nonce_, num_namespaces_++);
+  other_.clear();
+  if (other != nullptr && method.provenance == Provenance::kForeign) {
+    std::string text;
+    for (const EvalSegment& segment : other->segments) {
+      if (segment.kind == EvalSegment::Kind::kReuse) text += segment.text;
+    }
+    SPLICE_ASSIGN_OR_RETURN(other_, generator_.Tokenize(text));
+  }
   PromptParts parts;
   size_t place = 0;
   int64_t num_tokens = 0, history_tokens = 0;
@@ -71,25 +79,60 @@ TextRequest EvalRun::NewRequest(const std::string& namespace_name) const {
   return request;
 }
 
+std::vector<TextRequest> EvalRun::AloneRequests(const PromptParts& parts, const std::string& namespace_name) const {
+  std::vector<TextRequest> requests;
+  for (const Part& part : parts) {
+    if (part.reusable && !part.ids.empty()) Append(requests.emplace_back(NewRequest(namespace_name)), part);
+  }
+  return requests;
+}
+
+// The same segments in the same order, behind half of the instructions, so that positions and context differ.
+TextRequest EvalRun::TogetherRequest(const PromptParts& parts, const std::string& namespace_name) const {
+  TextRequest request = NewRequest(namespace_name);
+  size_t last = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].reusable) last = i;
+  }
+  for (size_t i = 0; i <= last; ++i) {
+    Part part = parts[i];
+    if (i == 0 && !part.reusable) part.ids.resize((part.ids.size() + 1) / 2);
+    Append(request, part);
+  }
+  return request;
+}
+
+// Each segment at its place behind the same instructions, with other text between them: positions tell nothing.
+std::vector<TextRequest> EvalRun::ForeignRequests(const PromptParts& parts, const std::string& namespace_name) const {
+  std::vector<TextRequest> requests;
+  Part front = parts.front().reusable ? Part() : parts.front();
+  for (size_t i = front.ids.empty() ? 0 : 1, filled = 0; i < parts.size(); ++i) {
+    if (parts[i].reusable && !parts[i].ids.empty()) {
+      TextRequest& request = requests.emplace_back(NewRequest(namespace_name));
+      Append(request, front);
+      Append(request, parts[i]);
+    }
+    for (size_t n = parts[i].ids.size(); n > 0; --n) front.ids.push_back(other_[filled++ % other_.size()]);
+  }
+  return requests;
+}
+
 absl::Status EvalRun::WarmUp(const PromptParts& parts, const EvalMethod& method, const std::string& namespace_name) {
   std::vector<TextRequest> requests;
-  if (method.provenance == Provenance::kIsolated) {
-    for (const Part& part : parts) {
-      if (!part.reusable || part.ids.empty()) continue;
-      Append(requests.emplace_back(NewRequest(namespace_name)), part);
-    }
-  } else {
-    // The same segments in the same order, behind half of the instructions, so that positions and context differ.
-    TextRequest& request = requests.emplace_back(NewRequest(namespace_name));
-    size_t last = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].reusable) last = i;
-    }
-    for (size_t i = 0; i <= last; ++i) {
-      Part part = parts[i];
-      if (i == 0 && !part.reusable) part.ids.resize((part.ids.size() + 1) / 2);
-      Append(request, part);
-    }
+  switch (method.provenance) {
+    case Provenance::kContext:
+      requests.push_back(TogetherRequest(parts, namespace_name));
+      break;
+    case Provenance::kIsolated:
+      requests = AloneRequests(parts, namespace_name);
+      break;
+    case Provenance::kForeign:
+      if (other_.empty())
+        return InvalidArgument(
+            "--provenance foreign puts the text of another sample of the task and length in front of the segments: "
+            "give a set, or a --limit, of two samples or more");
+      requests = ForeignRequests(parts, namespace_name);
+      break;
   }
   for (TextRequest& request : requests) {
     if (request.ids.empty()) continue;

@@ -36,8 +36,10 @@ class EvalRun {
  public:
   EvalRun(TextGenerator& generator, EvalRunOptions options);
 
-  // Asks at every place of the sample at which the model must answer. Errors are the generator's, and name the sample.
-  absl::Status Run(const EvalSample& sample, const EvalMethod& method);
+  // Asks at every place of the sample at which the model must answer. `other`: the sample whose text is in front of the
+  // segments in the warm-up of Provenance::kForeign. Errors are the generator's, and name the sample. InvalidArgument:
+  // it needs the other sample's text, and there is none.
+  absl::Status Run(const EvalSample& sample, const EvalMethod& method, const EvalSample* other = nullptr);
 
   // Records in the report why this method has no (more) answers.
   void Refuse(const EvalMethod& method, const absl::Status& why) { report_.Refuse(method, why.ToString()); }
@@ -52,6 +54,10 @@ class EvalRun {
 
   static void Append(TextRequest& request, const Part& part);
   TextRequest NewRequest(const std::string& namespace_name) const;
+  // The requests that leave KV of the segments behind.
+  std::vector<TextRequest> AloneRequests(const PromptParts& parts, const std::string& namespace_name) const;
+  TextRequest TogetherRequest(const PromptParts& parts, const std::string& namespace_name) const;
+  std::vector<TextRequest> ForeignRequests(const PromptParts& parts, const std::string& namespace_name) const;
   absl::Status WarmUp(const PromptParts& parts, const EvalMethod& method, const std::string& namespace_name);
   // Returns the model's answer. `history_tokens`: tokens of `parts` that belong to earlier turns.
   absl::StatusOr<std::string> Ask(const EvalSample& sample, size_t place, int64_t history_tokens,
@@ -65,7 +71,8 @@ class EvalRun {
   std::map<std::pair<std::string, int64_t>, std::vector<float>> exact_logits_;
   std::string nonce_;
   int64_t num_namespaces_ = 0;
-  std::string session_;  // namespace of the current sample
+  std::string session_;         // namespace of the current sample
+  std::vector<int32_t> other_;  // the text of `other`; empty without one
   std::ofstream answers_;
 };
 

@@ -120,6 +120,41 @@ TEST(EvalRunTest, EveryTurnIsListedWithItsHistory) {
   EXPECT_THAT(run.report().ToHtml("x"), HasSubstr("time to first token of each turn"));
 }
 
+// Each document was computed at the place where it stands in the prompt, and behind text that is not in the prompt.
+TEST(EvalRunTest, ForeignDocumentsHaveSeenOtherTextOfTheSameLength) {
+  const auto sample = [](const char* a, const char* b, const char* c) {
+    using Kind = EvalSegment::Kind;
+    return EvalSample{.id = "s",
+                      .task = "t",
+                      .length = 64,
+                      .segments = {{Kind::kNew, "[do]"},
+                                   {Kind::kReuse, a},
+                                   {Kind::kReuse, b},
+                                   {Kind::kNew, "-"},
+                                   {Kind::kReuse, c},
+                                   {Kind::kNew, "[what?]"}},
+                      .answers = {"1"},
+                      .positions = {"end"}};
+  };
+  const EvalSample mine = sample("aaaa", "bbb", "cc"), other = sample("xyz", "X", "Y");
+  const auto method = ParseEvalMethod("sparsex", "auto", "foreign");
+  ASSERT_TRUE(method.ok()) << method.status();
+  ScriptedGenerator generator(Answer);
+  EvalRun run(generator, {});
+  ASSERT_TRUE(run.Run(mine, *method, &other).ok());
+  EXPECT_THAT(generator.prompts, ElementsAre("[do]aaaa", "[do]xyzXbbb", "[do]xyzXYxyzcc", "[do]aaaabbb-cc[what?]"));
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(generator.requests[i].segments.size(), 1u);
+    EXPECT_EQ(generator.requests[i].segments[0].begin, generator.requests[3].segments[i].begin);
+    EXPECT_EQ(generator.requests[i].segments[0].end, generator.requests[3].segments[i].end);
+  }
+  const absl::Status alone = run.Run(mine, *method);
+  EXPECT_EQ(alone.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(alone.message()), HasSubstr("two samples"));
+  EXPECT_THAT(run.report().ToHtml("x"), HasSubstr("behind other text"));
+  EXPECT_FALSE(ParseEvalMethod("sparsex", "auto", "elsewhere").ok());
+}
+
 TEST(EvalRunTest, KeptHistoryIsOfOneSample) {
   ScriptedGenerator generator(Answer);
   EvalRun run(generator, {.keep_history_kv = true});
