@@ -28,7 +28,7 @@ int64_t UnixSeconds() {
 // The double of the float's own digits: 0.7, not 0.699999988079071.
 double Shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
-OrderedJson ModelJson(const Dispatcher& core, int64_t created) {
+OrderedJson ModelJson(Dispatcher& core, int64_t created) {
   OrderedJson model;
   model["id"] = core.model().name();
   model["object"] = "model";

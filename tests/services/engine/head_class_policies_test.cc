@@ -338,7 +338,7 @@ TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
                               "file")
                               .status()
                               .message()),
-              testing::HasSubstr("'mass' is 1.5"));
+              testing::HasSubstr("ffn.mass: must lie in (0, 1], got 1.5"));
   EXPECT_THAT(error({.policy = "splice", .ffn_dense_layers = 7}), testing::HasSubstr("ffn_dense_layers is 7"));
   EXPECT_THAT(error({.policy = "splice+", .rec_frac = -2}), testing::HasSubstr("rec_frac is -2"));
   EXPECT_THAT(error({.policy = "redknot", .restore_share = 2}), testing::HasSubstr("restore_share is 2"));
