@@ -17,7 +17,7 @@ namespace {
 absl::StatusOr<std::string> TokenizerFolder(const std::string& model) {
   if (model.empty()) return absl::NotFoundError("no model folder is given");
   SPLICE_ASSIGN_OR_RETURN(std::string folder,
-                          hub::LocalModelFolder(hub::ModelPlaces::FromEnvironment(), model, hub::FolderUse::kModel));
+                          hub::LocalModelFolder(hub::ModelPlaces::FromEnvironment(), model, hub::FolderUse::kTextOnly));
   if (!std::filesystem::exists(folder + "/tokenizer.json"))
     return absl::NotFoundError(folder + " has no tokenizer.json");
   return folder;
