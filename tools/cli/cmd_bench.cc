@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -54,13 +56,30 @@ struct Flags {
 };
 
 std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
+std::atomic<int64_t> interrupted_at_ms{0};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);  // set by a handler
 
-// The first Ctrl-C ends the measurement, a second one the program.
+int64_t MonotonicMs() {
+  timespec now = {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
+// The first Ctrl-C ends the measurement, a second one the program. timeout(1) sends each signal twice, to the program
+// and to its group: what comes at once is the same one.
+void OnInterrupt(int) {
+  constexpr int64_t kSameMs = 300;
+  if (!interrupted.exchange(true)) {
+    interrupted_at_ms.store(MonotonicMs());
+  } else if (MonotonicMs() - interrupted_at_ms.load() > kSameMs) {
+    ::signal(SIGINT, SIG_DFL);
+    ::raise(SIGINT);
+  }
+}
+
 void CatchInterrupt() {
   struct sigaction action {};
-  action.sa_handler = [](int) { interrupted.store(true); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  action.sa_handler = OnInterrupt;
   ::sigaction(SIGINT, &action, nullptr);
 }
 
