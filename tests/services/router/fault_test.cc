@@ -151,7 +151,8 @@ TEST_P(MigrationTest, LostDecodeWorkerMidStreamIsInvisible) {
   const v1::ReserveRequest reserved = heir.last_reserve();
   const auto runs = {cluster.prefill[0]->last_run(), cluster.prefill[1]->last_run()};
   const auto again = std::find_if(runs.begin(), runs.end(), [&](const v1::PrefillRequest& run) {
-    return run.ticket().worker_id() == heir.options().worker_id;
+    // The other prefill worker's last request may be the first of this test, for the same decode worker.
+    return run.request_id() == reserved.request_id() && run.ticket().worker_id() == heir.options().worker_id;
   });
   ASSERT_NE(again, runs.end());
   EXPECT_EQ(again->sampling().max_tokens(), 40u);
