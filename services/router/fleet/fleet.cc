@@ -490,18 +490,10 @@ class PollingFleet final : public Fleet {
   // The decode worker as a place for short prompts.
   PrefillView LocalViewOf(const DecodeSlot& slot) const {
     const v1::LocalPrefill& info = slot.info.local_prefill();
-    PrefillView view{.worker = slot.local_prefill,
-                     .worker_id = info.worker_id(),
-                     .address = slot.address,
-                     .epoch = slot.info.epoch(),
-                     .draining = slot.info.draining(),
-                     .clock = slot.clock.best(),
-                     .reads_store = info.has_store(),
-                     .structured_output = slot.info.structured_output(),
-                     .local = PrefillView::Local{.decode_id = slot.info.worker_id(),
-                                                 .max_new_tokens = info.max_new_tokens(),
-                                                 .slice_tokens = info.slice_tokens()}};
-    view.TakeLoad(info);
+    PrefillView view = LocalWorkerView(slot.info);
+    view.worker = slot.local_prefill;
+    view.address = slot.address;
+    view.clock = slot.clock.best();
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
                                          .transport = "memory",
                                          .bytes_per_s = info.copy_bytes_per_s(),

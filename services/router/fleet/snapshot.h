@@ -50,16 +50,6 @@ struct PrefillView {
   };
   std::optional<Local> local;
 
-  // Takes over what PrefillInfo and LocalPrefill both say.
-  template <typename Info>
-  void TakeLoad(const Info& info) {
-    queued_tokens = info.queued_tokens();
-    tokens_per_s = info.prefill_tokens_per_s();
-    first_tokens_per_s = info.first_tokens_per_s();
-    pair_cost = info.pair_cost();
-    max_prompt_tokens = info.max_prompt_tokens();
-  }
-
   // The worker that receives the calls, and that is lost when they break.
   const std::string& process_id() const { return local.has_value() ? local->decode_id : worker_id; }
 };

@@ -43,9 +43,8 @@ void KeepCheapest(std::vector<Candidate>* candidates, size_t count) {
   candidates->resize(count);
 }
 
-void AddCostTerms(const ScorerOptions& options, std::vector<std::unique_ptr<Scorer>>* terms) {
-  terms->push_back(std::make_unique<ComputeScorer>(options));
-  terms->push_back(std::make_unique<FetchScorer>(options));
+// Adds the terms of what is not spent at the prefill worker.
+void AddLaterTerms(const ScorerOptions& options, std::vector<std::unique_ptr<Scorer>>* terms) {
   terms->push_back(std::make_unique<WireScorer>(options));
   terms->push_back(std::make_unique<SlowdownScorer>(options));
   terms->push_back(std::make_unique<PressureScorer>(options));
@@ -90,13 +89,14 @@ Placement::Placement(const PlacementOptions& options)
   filters_.push_back(std::make_unique<NotFailedFilter>());
   room_filters_.push_back(std::make_unique<NotFullFilter>());
   room_filters_.push_back(std::make_unique<RoomToGrowFilter>(options.max_decode_load));
-  ScorerOptions undecayed = options.scorer;
-  undecayed.credit_decay = 0;
-  undecayed.slowdown_share = 0;  // others wait, not this request
-  AddCostTerms(undecayed, &expected_);
+  ScorerOptions own = options.scorer;
+  own.slowdown_share = 0;  // others wait, not this request
+  AddLaterTerms(own, &expected_);
   switch (policy_) {
     case PlacementPolicy::kSplice:
-      AddCostTerms(options.scorer, &scorers_);
+      scorers_.push_back(std::make_unique<ComputeScorer>(options.scorer));
+      scorers_.push_back(std::make_unique<FetchScorer>(options.scorer));
+      AddLaterTerms(options.scorer, &scorers_);
       break;
     case PlacementPolicy::kLeastLoaded:
       scorers_.push_back(std::make_unique<PressureScorer>(options.scorer));
@@ -285,9 +285,9 @@ absl::StatusOr<Candidate> Placement::Place(const PlacementQuery& query) const {
     return picker_->Pick(candidates, random_);
   }();
   Candidate chosen = candidates[picked];
-  chosen.expected_s = chosen.queue_s;
-  for (const auto& term : expected_) chosen.expected_s += term->Seconds(query, chosen);
   chosen.prefill_s = PrefillSeconds(scorer_options_, query, chosen);
+  chosen.expected_s = chosen.queue_s + chosen.prefill_s;
+  for (const auto& term : expected_) chosen.expected_s += term->Seconds(query, chosen);
   return chosen;
 }
 

@@ -68,7 +68,7 @@ class Placement {
   std::vector<std::unique_ptr<Filter>> room_filters_;  // if they leave no pair, the status is ResourceExhausted
   std::unique_ptr<QueueScorer> queue_;                 // always computed: the other terms need it
   std::vector<std::unique_ptr<Scorer>> scorers_;
-  std::vector<std::unique_ptr<Scorer>> expected_;  // their sum with the queue is Candidate::expected_s
+  std::vector<std::unique_ptr<Scorer>> expected_;  // their sum with queue_s and prefill_s is Candidate::expected_s
   std::unique_ptr<Picker> picker_;
   mutable std::mutex mutex_;  // guards the two below
   mutable std::mt19937_64 random_;

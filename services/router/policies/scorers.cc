@@ -6,9 +6,15 @@
 namespace spl::router {
 namespace {
 
-double TokensPerSecond(const ScorerOptions& options, const Candidate& candidate) {
-  const double measured = candidate.prefill->tokens_per_s;
-  return measured > 0 ? measured : options.default_prefill_tokens_per_s;
+double TokensPerSecond(const ScorerOptions& options, const PrefillView& p) {
+  return p.tokens_per_s > 0 ? p.tokens_per_s : options.default_prefill_tokens_per_s;
+}
+
+// Time to compute the last `tokens` of the prompt at p: the attention of a long prompt takes more than all the rest.
+double ComputeSeconds(const ScorerOptions& options, const PlacementQuery& query, const PrefillView& p, double tokens) {
+  if (p.first_tokens_per_s <= 0) return tokens / TokensPerSecond(options, p);
+  const double front = query.prompt_tokens - tokens;
+  return (tokens + p.pair_cost * tokens * (front + tokens / 2)) / p.first_tokens_per_s;
 }
 
 double StepSeconds(const ScorerOptions& options, const DecodeView& decode) {
@@ -35,7 +41,7 @@ double PageLoad(const PlacementQuery& query, const DecodeView& decode) {
 
 double QueueScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const WorkerLoad ours = query.loads.Of(candidate.prefill->worker_id);
-  const double tokens_per_s = TokensPerSecond(options_, candidate);
+  const double tokens_per_s = TokensPerSecond(options_, *candidate.prefill);
   const double ours_s = ours.prefill_s > 0 ? ours.prefill_s : static_cast<double>(ours.prefill_tokens) / tokens_per_s;
   if (!query.foreign_tokens.empty())
     return ours_s + static_cast<double>(query.foreign_tokens[candidate.prefill_idx]) / tokens_per_s;
@@ -50,18 +56,10 @@ double ComputeScorer::TokensToCompute(const PlacementQuery& query, size_t prefil
   return std::clamp(computed, std::min(1.0, prompt), prompt);
 }
 
-double ComputeScorer::SecondsOf(const ScorerOptions& options, const PlacementQuery& query, const PrefillView& p,
-                                double tokens) {
-  if (p.first_tokens_per_s <= 0)
-    return tokens / (p.tokens_per_s > 0 ? p.tokens_per_s : options.default_prefill_tokens_per_s);
-  const double front = query.prompt_tokens - tokens;
-  return (tokens + p.pair_cost * tokens * (front + tokens / 2)) / p.first_tokens_per_s;
-}
-
 double ComputeScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
-  const double whole_s = SecondsOf(options_, query, *candidate.prefill, query.prompt_tokens);
+  const double whole_s = ComputeSeconds(options_, query, *candidate.prefill, query.prompt_tokens);
   const double computed_s =
-      SecondsOf(options_, query, *candidate.prefill, TokensToCompute(query, candidate.prefill_idx));
+      ComputeSeconds(options_, query, *candidate.prefill, TokensToCompute(query, candidate.prefill_idx));
   const double excess = whole_s > 0 ? candidate.excess_queue_s / whole_s : 0;
   return whole_s - (whole_s - computed_s) / (1 + options_.credit_decay * excess);
 }
@@ -74,8 +72,7 @@ double FetchScorer::Seconds(const PlacementQuery& query, const Candidate& candid
 
 double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query, const Candidate& candidate) {
   const double tokens = ComputeScorer::TokensToCompute(query, candidate.prefill_idx);
-  return ComputeScorer::SecondsOf(options, query, *candidate.prefill, tokens) +
-         FetchScorer(options).Seconds(query, candidate);
+  return ComputeSeconds(options, query, *candidate.prefill, tokens) + FetchScorer(options).Seconds(query, candidate);
 }
 
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
@@ -93,7 +90,7 @@ double SlowdownScorer::Seconds(const PlacementQuery& query, const Candidate& can
   const double tokens = ComputeScorer::TokensToCompute(query, candidate.prefill_idx);
   const double slices = std::ceil(tokens / std::max(1u, candidate.prefill->local->slice_tokens));
   return slices * StepSeconds(options_, *candidate.decode) +
-         options_.slowdown_share * running * tokens / TokensPerSecond(options_, candidate);
+         options_.slowdown_share * running * tokens / TokensPerSecond(options_, *candidate.prefill);
 }
 
 double PressureScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {

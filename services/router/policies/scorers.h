@@ -46,9 +46,6 @@ class ComputeScorer final : public Scorer {
   double Seconds(const PlacementQuery& query, const Candidate& candidate) const override;
   // Without the decay: the expected amount. 0 ≤ result ≤ prompt_tokens.
   static double TokensToCompute(const PlacementQuery& query, size_t prefill_idx);
-  // Time to compute the last `tokens` of the prompt at p: the attention of a long prompt takes more than all the rest.
-  static double SecondsOf(const ScorerOptions& options, const PlacementQuery& query, const PrefillView& p,
-                          double tokens);
 
  private:
   const ScorerOptions options_;
