@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,6 +18,7 @@
 #include "tools/cli/cmd_simulate.h"
 #include "tools/cli/command.h"
 #include "tools/cli/conversation_bench.h"
+#include "tools/cli/interrupt.h"
 #include "tools/cli/load_client.h"
 #include "tools/cli/load_plan.h"
 #include "tools/cli/load_report.h"
@@ -54,34 +53,6 @@ struct Flags {
   // --simulate.
   SimulateFlags sim;
 };
-
-std::atomic<bool> interrupted{false};
-std::atomic<int64_t> interrupted_at_ms{0};
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);  // set by a handler
-
-int64_t MonotonicMs() {
-  timespec now = {};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
-}
-
-// The first Ctrl-C ends the measurement, a second one the program. timeout(1) sends each signal twice, to the program
-// and to its group: what comes at once is the same one.
-void OnInterrupt(int) {
-  constexpr int64_t kSameMs = 300;
-  if (!interrupted.exchange(true)) {
-    interrupted_at_ms.store(MonotonicMs());
-  } else if (MonotonicMs() - interrupted_at_ms.load() > kSameMs) {
-    ::signal(SIGINT, SIG_DFL);
-    ::raise(SIGINT);
-  }
-}
-
-void CatchInterrupt() {
-  struct sigaction action {};
-  action.sa_handler = OnInterrupt;
-  ::sigaction(SIGINT, &action, nullptr);
-}
 
 // Token ids of ordinary text, from the server's own tokenizer.
 absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, const std::string& model) {
@@ -173,8 +144,8 @@ absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
   options.first_tokens = static_cast<int32_t>(flags.plan.input_tokens);
   options.answer_tokens = static_cast<int32_t>(flags.plan.output_tokens);
   options.seed = flags.plan.seed;
-  options.stop = &interrupted;
-  CatchInterrupt();
+  options.stop = &Interrupt::noted();
+  const Interrupt interrupt({SIGINT});
   SPLICE_ASSIGN_OR_RETURN(options.alphabet, Alphabet(flags, load));
   SPLICE_ASSIGN_OR_RETURN(
       const auto generator,
@@ -226,8 +197,8 @@ absl::Status RunBench(const Flags& flags) {
   load.concurrency = load.open_loop ? 4096 : flags.concurrency;
 
   const bool terminal = isatty(STDERR_FILENO) == 1;
-  load.stop = &interrupted;
-  CatchInterrupt();
+  load.stop = &Interrupt::noted();
+  const Interrupt interrupt({SIGINT});
   SPLICE_ASSIGN_OR_RETURN(const LoadOutcome outcome, RunLoad(load, plan, terminal ? PrintProgress : nullptr));
   if (terminal) fmt::print(stderr, "\r\x1b[K");
 

@@ -1,44 +1,17 @@
 #include "tools/cli/model_fetch.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 
 #include "services/base/status.h"
 #include "services/hub/model_places.h"
+#include "tools/cli/interrupt.h"
 #include "tools/cli/pull_display.h"
 
 namespace spl::cli {
 namespace {
-
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
-
-void OnSignal(int) { interrupted.store(true); }
-
-// While it exists SIGINT and SIGTERM are noted; a second one ends the process.
-class NoteSignals {
- public:
-  NoteSignals() {
-    interrupted = false;
-    struct sigaction action {};
-    action.sa_handler = OnSignal;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    ::sigaction(SIGINT, &action, &old_int_);
-    ::sigaction(SIGTERM, &action, &old_term_);
-  }
-  ~NoteSignals() {
-    ::sigaction(SIGINT, &old_int_, nullptr);
-    ::sigaction(SIGTERM, &old_term_, nullptr);
-  }
-
- private:
-  struct sigaction old_int_ {
-  }, old_term_{};
-};
 
 bool IsOffline() {
   const char* const value = std::getenv("HF_HUB_OFFLINE");
@@ -54,7 +27,7 @@ absl::StatusOr<FetchedModel> FetchModel(const hub::ModelName& name, const std::s
   PullDisplay display = MakePullDisplay();
   hub::PullOptions options{.name = name, .dir = fetched.dir, .hub = {}, .parallel = parallel};
   SPLICE_ASSIGN_OR_RETURN(options.hub, flags.ToOptions());
-  options.stopped = [] { return interrupted.load(); };
+  options.stopped = [] { return Interrupt::noted().load(); };
   if (!quiet) options.on_progress = [&](const hub::PullProgress& progress) { display.Update(progress); };
   if (to.empty())
     options.is_elsewhere = [&](const std::string& commit) {
@@ -62,7 +35,7 @@ absl::StatusOr<FetchedModel> FetchModel(const hub::ModelName& name, const std::s
       if (found.ok()) fetched.dir = found->dir;
       return found.ok();
     };
-  const NoteSignals signals;
+  const Interrupt interrupt({SIGINT, SIGTERM});
   auto pulled = hub::PullModel(options);
   if (pulled.status().code() == absl::StatusCode::kCancelled)
     return absl::CancelledError("stopped; what has come is kept, and the same command goes on from there");
