@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/host_buffer.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
@@ -13,8 +14,6 @@
 
 namespace spl::kernels::cpu {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows that share one reading of a group when a weight is deeper than a group: their sums wait in scratch memory
 // between the parts of the depth, 1 KiB a row.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/common/status.h"
@@ -20,8 +21,6 @@ namespace {
 // A task below this many multiply-adds (3 us or more for one row: it must read as many weights) is not worth handing to
 // another core.
 constexpr int64_t kTaskWorkMin = int64_t{1} << 16;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How one product is cut into tasks: blocks of rows x slices of columns.
 struct Grid {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/ceil_div.h"
 #include "kernels/common/host_buffer.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
@@ -14,8 +15,6 @@
 
 namespace spl::kernels::cpu {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows up to which codes are widened in registers, once for 12 rows. With more rows, they are widened once for all, to
 // memory that stays in a cache.

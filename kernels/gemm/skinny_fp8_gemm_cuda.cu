@@ -41,15 +41,6 @@ __device__ __forceinline__ uint2 LoadShared8(uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
   return v;
 }
-__device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
 // One warp's way through its chunks: where it loads from, and its ring.
 template <int kFeatureTiles, int kRowTiles>
 struct Chunks {

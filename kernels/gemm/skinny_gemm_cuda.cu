@@ -61,15 +61,6 @@ __device__ __forceinline__ uint32_t PieceOffset(int row, int piece) {
   return static_cast<uint32_t>(row * (kChunk * 2) + ((piece ^ (row % 2 * 4)) * 16));
 }
 
-__device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
 // kFeatureTiles of 16 features, kRowTiles of 8 rows of x.
 template <int kFeatureTiles, int kRowTiles, bool kXInRing, int kStages>
 __global__ void __launch_bounds__(kThreads, 1) SkinnyGemmKernel(const __grid_constant__ Params p) {

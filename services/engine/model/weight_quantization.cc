@@ -1,6 +1,7 @@
 #include "services/engine/model/weight_quantization.h"
 
 #include "services/base/json_object_reader.h"
+#include "services/base/json_parser.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
@@ -130,8 +131,7 @@ absl::StatusOr<WeightQuantization> ParseWeightQuantization(const json& config, c
 }
 
 absl::StatusOr<WeightQuantization> ParseModelOptFile(const std::string& text, const std::string& source) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded() || !root.is_object()) return InvalidArgument("{}: not a JSON object", source);
+  SPLICE_ASSIGN_OR_RETURN(const json root, ParseJsonObject(text, source));
   Fields f(root, source + ": ");
   const json* config = f.Object("quantization");
   SPLICE_RETURN_IF_ERROR(f.status());

@@ -2,12 +2,13 @@
 
 #include <cmath>
 
+#include "kernels/common/ceil_div.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+using kernels::CeilDiv;
 
 // Shapes are compared without dimensions of 1: a scale per tensor is [] or [1], one per channel [n] or [n, 1].
 std::vector<int64_t> Squeezed(const std::vector<int64_t>& shape) {

@@ -126,7 +126,7 @@ class Fp8LinearVariant : public ::testing::TestWithParam<Variant> {
     EXPECT_TRUE(packed.ok()) << packed.status();
     return *std::move(packed);
   }
-  // What the variant reads: rounded rows are exact inputs of the reference.
+  // Rows as the variant reads them: rounded rows are exact inputs of the reference.
   std::vector<float> Rows(Random& random, int64_t count) {
     std::vector<float> x = random.Normals(count);
     if (GetParam().round_x) {
@@ -201,7 +201,7 @@ TEST(Fp8Linear, WidensEveryCode) {
 #endif
 }
 
-// What Backend::PackLinear and AdoptGrouped reach: the CPU's default arithmetic, and the weights of experts.
+// Backend::PackLinear and AdoptGrouped reach the CPU's default arithmetic, and the weights of experts.
 TEST(Fp8Linear, ExpertsHaveTheirOwnScales) {
   Random random(54);
   constexpr int32_t kExperts = 3;

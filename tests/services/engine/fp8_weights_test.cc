@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <iostream>
 #include <limits>
 #include <random>
 
@@ -13,7 +12,9 @@
 #include "services/engine/model/weight_quantization.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fp8_folders.h"
+#include "tests/support/model_logits.h"
 #include "tests/support/paths.h"
+#include "tests/support/seeded_random.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::engine {
@@ -22,17 +23,13 @@ namespace {
 using nlohmann::json;
 using test::Fp8Folders;
 using test::Fp8Format;
+using test::Logits;
 using test::RelativeL2;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 uint32_t Seed() {
-  static const uint32_t seed = [] {
-    const char* fixed = std::getenv("SPLICE_TEST_SEED");
-    const uint32_t s = fixed != nullptr ? static_cast<uint32_t>(std::stoul(fixed)) : std::random_device{}();
-    std::cout << "SPLICE_TEST_SEED=" << s << std::endl;
-    return s;
-  }();
+  static const uint32_t seed = test::SeededRandom("FP8 weights")();
   return seed;
 }
 
@@ -40,17 +37,6 @@ Devices Exact(int ranks = 1) {
   Devices devices;
   for (int r = 0; r < ranks; ++r) devices.push_back(kernels::MakeCpuBackend({.gemm = kernels::GemmCompute::kF32}));
   return devices;
-}
-
-std::vector<float> Logits(std::shared_ptr<const Model> model) {
-  auto generator =
-      LocalGenerator::Create(std::move(model), {.executor = {.num_threads = 2, .max_rows = 64}, .max_tokens = 256});
-  EXPECT_TRUE(generator.ok()) << generator.status();
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < 100; ++i) ids.push_back(i * 37 % 300);
-  auto logits = (*generator)->AllLogits(ids);
-  EXPECT_TRUE(logits.ok()) << logits.status();
-  return *logits;
 }
 
 std::vector<float> LogitsOf(const std::string& dir, const Devices& devices, ModelOptions options) {

@@ -13,6 +13,7 @@
 #include "services/engine/model/fp8_quantization.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fp8_folders.h"
+#include "tests/support/model_logits.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
@@ -23,6 +24,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using test::Fp8Folders;
 using test::Fp8Format;
+using test::Logits;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -42,17 +44,6 @@ std::vector<std::string> FilesOf(const fs::path& dir) {
   for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
-}
-
-std::vector<float> Logits(std::shared_ptr<const Model> model) {
-  auto generator =
-      LocalGenerator::Create(std::move(model), {.executor = {.num_threads = 2, .max_rows = 64}, .max_tokens = 256});
-  EXPECT_TRUE(generator.ok()) << generator.status();
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < 100; ++i) ids.push_back(i * 37 % 300);
-  auto logits = (*generator)->AllLogits(ids);
-  EXPECT_TRUE(logits.ok()) << logits.status();
-  return *logits;
 }
 
 class QuantizedFolderTest : public ::testing::Test {

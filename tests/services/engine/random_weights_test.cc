@@ -13,11 +13,13 @@
 
 #include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
+#include "tests/support/model_logits.h"
 
 namespace spl::engine {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Logits;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -88,17 +90,6 @@ class RandomWeightsTest : public testing::Test {
     auto model = Model::LoadRandom(*random, std::move(backend), {.kv_dtype = kernels::DType::kF32});
     EXPECT_TRUE(model.ok()) << model.status();
     return *model;
-  }
-
-  static std::vector<float> Logits(std::shared_ptr<const Model> model, int num_threads = 2) {
-    auto generator = LocalGenerator::Create(
-        std::move(model), {.executor = {.num_threads = num_threads, .max_rows = 64}, .max_tokens = 256});
-    EXPECT_TRUE(generator.ok()) << generator.status();
-    std::vector<int32_t> ids;
-    for (int32_t i = 0; i < 100; ++i) ids.push_back(i * 37 % 300);
-    auto logits = (*generator)->AllLogits(ids);
-    EXPECT_TRUE(logits.ok()) << logits.status();
-    return *logits;
   }
 
   // The same weights as a checkpoint, element by element from the definition.
