@@ -1,4 +1,4 @@
-// What a grammar may take of the machine: texts that would take it without end, and what people really ask for.
+// Bounds of what a grammar takes of the machine: texts that would take it without end, and what people really ask for.
 #include <gtest/gtest.h>
 
 #include <ctime>

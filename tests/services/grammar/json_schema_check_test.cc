@@ -1,4 +1,4 @@
-// What is refused of a JSON schema before any compiler sees it, and by which name.
+// Parts of a JSON schema that are refused before any compiler sees it, and the names that they are refused by.
 #include "services/grammar/json_schema_check.h"
 
 #include <gmock/gmock.h>
