@@ -134,7 +134,7 @@ struct Accumulators {
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-      WgmmaRsK128(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
+      WgmmaRsK(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
                   step != 0);
     }
     WgmmaCommit();

@@ -115,6 +115,15 @@ __device__ inline void MbarrierInit(uint32_t bar, int count) {
 __device__ inline void MbarrierArrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// Arrives at the barrier of block `block` of the cluster that stands where `bar` stands in this one. Orders this
+// thread's reads before; no write is published (release at cluster scope takes a fence of the whole device).
+__device__ inline void MbarrierArriveAt(uint32_t bar, int block) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(bar),
+      "r"(block)
+      : "memory");
+}
 __device__ inline void MbarrierArriveExpect(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -143,6 +152,24 @@ __device__ inline void TmaLoad3(uint32_t smem, const void* map, uint32_t bar, in
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(smem),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+// One box of a 2-D tensor map; coordinates past the tensor give zeros.
+__device__ inline void TmaLoad2(uint32_t smem, const void* map, uint32_t bar, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+      "[%2];" ::"r"(smem),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1)
+      : "memory");
+}
+// The same into the blocks of the cluster whose bit in `blocks` is set: to the same place of each, and each one's own
+// barrier counts the bytes.
+__device__ inline void TmaLoad2Multicast(uint32_t smem, const void* map, uint32_t bar, int c0, int c1,
+                                         uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4}], [%2], %5;" ::"r"(smem),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"(blocks)
       : "memory");
 }
 // `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned.
@@ -182,6 +209,12 @@ __device__ inline void WgmmaPin(float (&d)[kN]) {
 #pragma unroll
   for (int i = 0; i < kN; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+// The same for a left operand that has just been made: its instructions stay in front of the fence.
+template <int kM, int kN>
+__device__ inline void WgmmaPin(uint32_t (&a)[kM][kN]) {
+#pragma unroll
+  for (int i = 0; i < kM * kN; ++i) asm volatile("" : "+r"(a[i / kN][i % kN])::"memory");
+}
 
 #define SPL_D8(d, i)                                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
@@ -195,8 +228,46 @@ __device__ inline void WgmmaPin(float (&d)[kN]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d[64 x 128] (+)= a[64 x 16] b[128 x 16]^T, a in registers, b K-major in shared memory.
-__device__ inline void WgmmaRsK128(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+#define SPL_R128                                                                                                       \
+  SPL_R64                                                                                                              \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
+  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
+
+// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, a in registers, b K-major in shared memory.
+__device__ inline void WgmmaRsK(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, "
+      "p, 1, 1, 0;\n}\n"
+      : SPL_D8(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaRsK(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : SPL_D8(d, 0), SPL_D8(d, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaRsK(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SPL_R32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : SPL_D32(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaRsK(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" SPL_R128
+      "}, {%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D32(d, 32), SPL_D32(d, 64), SPL_D32(d, 96)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaRsK(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SPL_R64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
@@ -222,5 +293,6 @@ __device__ inline void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b, in
 #undef SPL_D32
 #undef SPL_R32
 #undef SPL_R64
+#undef SPL_R128
 
 }  // namespace spl::kernels::cuda

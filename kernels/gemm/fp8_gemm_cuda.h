@@ -1,17 +1,20 @@
 // y = x Wᵀ (+ bias) with an FP8 weight on a device; x is bf16. The contract of values is gemm.h's: products of bf16
 // with exact codes, f32 sums, each sum of a scale group times its scale.
 //
-// Two kernels. SkinnyFp8Gemm is for few rows and streams W once per kMaxSkinnyRows of them (skinny_gemm_cuda.h), or per
-// 8 or 16 where a block has less shared memory. TiledFp8Gemm is for many, and for deterministic work: its order of sums
-// depends on in_features alone.
+//   Fp8Gemm        the fastest of the others for the shape and the device; the order of a sum depends on num_rows
+//   TiledFp8Gemm   sums ascend over in_features, whatever num_rows is: for deterministic work
+// Both choose between SkinnyFp8Gemm, which streams W once per kMaxSkinnyRows rows (skinny_gemm_cuda.h; per 8 or 16
+// where a block has less shared memory), and tiles: of sm_90, and of any device from sm_80 on.
 //
 // Shapes      x [num_rows, in_features], codes [out_features, in_features], y [num_rows, out_features], contiguous; x
 //             and codes 16-byte aligned, in_features a multiple of 16; y f32 or bf16; bias [out_features] or null
 // Scales      [out_features, ceil(in_features / scale_group)], or [out_features] if scale_group is 0; scale_group is 0
 //             or kFp8Group
-// Ordering    SkinnyFp8Gemm is launched early (cuda_launch.h): W must not be written by a kernel that may still run
-// Errors      cudaErrorNotSupported: a shape, type or alignment not served; nothing was launched then
+// Ordering    SkinnyFp8Gemm and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be written by a kernel
+//             that may still run
+// Errors      cudaErrorNotSupported: a shape, type, alignment, tiling or device not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
+// Cost        W is read once for each tile of rows, and widened in registers each time
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,7 +30,14 @@ namespace spl::kernels::cuda {
 
 inline constexpr int kFp8Group = 128;  // columns of a scale group, where it is not the whole row
 
-// Row-major codes and scales in device memory.
+// Rearranges row-major codes in place, 16 columns of a row at a time, so that a product widens them with few
+// instructions. 32-bit word q of such a block then has columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9: in its lower half the
+// first and the third, in its upper half the second and the fourth. A half has the bits of the one where bf16 has them
+// (sign 15, the others 10 to 4); of the other sign 11, the upper three others 14 to 12, the lower four 3 to 0.
+// codes: `bytes` of them, a multiple of 16, 16-byte aligned. Asynchronous on `stream`.
+cudaError_t ArrangeFp8Codes(void* codes, int64_t bytes, cudaStream_t stream);
+
+// Codes, arranged, and scales in device memory.
 class DeviceFp8Weight final : public LinearWeight {
  public:
   DeviceFp8Weight(std::unique_ptr<Buffer> codes, std::unique_ptr<Buffer> scales, const WeightView& view)
@@ -46,7 +56,7 @@ class DeviceFp8Weight final : public LinearWeight {
 
 struct Fp8GemmArgs {
   const void* x = nullptr;
-  const uint8_t* codes = nullptr;
+  const uint8_t* codes = nullptr;  // arranged
   const float* scales = nullptr;
   int64_t scale_group = 0;
   const float* bias = nullptr;
@@ -57,7 +67,17 @@ struct Fp8GemmArgs {
   int64_t in_features = 0;
 };
 
-cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
+cudaError_t Fp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 cudaError_t TiledFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
+
+cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
+cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& args, cudaStream_t stream);
+
+// Rows of a tile, and blocks that share its columns (1, 2, 4 or 8); 0: none do, and sums ascend over in_features.
+// Served: 64, 128 and, unless scales are of groups, 256 rows with split 0; 16 to 128 rows with the others.
+struct Fp8Tiling {
+  int rows = 0, split = 0;
+};
+cudaError_t TiledFp8GemmSm90(const Fp8GemmArgs& args, Fp8Tiling tiling, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda

@@ -43,14 +43,17 @@ inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
           .y_is_f32 = a.y_dtype == DType::kF32};
 }
 
-// Two codes, in the low 16 bits, as a pair of bf16. The exponent is rebased by an exact product with 2^120, which makes
-// normal values of subnormal codes, too.
-__device__ __forceinline__ uint32_t WidenFp8Pair(uint32_t codes) {
-  const uint32_t high = __byte_perm(codes, 0, 0x1404);  // each code in the upper half of 16 bits
-  const uint32_t small = (high & 0x80008000u) | ((high & 0x7f007f00u) >> 4);
-  const __nv_bfloat162 rebase = __floats2bfloat162_rn(0x1p120f, 0x1p120f);
-  const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small), rebase);
-  return *reinterpret_cast<const uint32_t*>(&value);
+// Widens a word of four codes (ArrangeFp8Codes) to two pairs of bf16: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9, as the
+// operands of an mma have them. The exponents are rebased by an exact product with 2^120, which makes normal values of
+// subnormal codes, too.
+__device__ __forceinline__ void WidenFp8Word(uint32_t word, uint32_t& low, uint32_t& high) {
+  const auto rebase = [](uint32_t small) {
+    const __nv_bfloat162 by = __floats2bfloat162_rn(0x1p120f, 0x1p120f);
+    const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small), by);
+    return *reinterpret_cast<const uint32_t*>(&value);
+  };
+  low = rebase(word & 0x87f087f0u);
+  high = rebase((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
 }
 
 __device__ __forceinline__ void StoreFp8Result(const Fp8GemmParams& p, int row, int64_t feature, float sum) {

@@ -1,8 +1,11 @@
 // gemm_cuda_bench [part of a shape's name]
+// gemm_cuda_bench fp8|tilings [part of a shape's name]
 //
-// Times products of few rows: the skinny GEMM beside cuBLASLt's choice. "alone" is the median of event-timed launches,
-// each on another copy of the weight, so that none is in the L2 cache; "chain" is a recorded graph of launches over all
-// copies, per product, as launches that overlap do in a decode step. Random data.
+// Times products of few rows: the skinny GEMM beside cuBLASLt's choice. With fp8: products with an FP8 weight (a scale
+// per channel, and per 128 columns) beside cuBLASLt's with the same weight in bf16; with tilings: each tiling of sm_90.
+// "alone" is the median of event-timed launches, each on another copy of the weight, so that none is in the L2 cache;
+// "chain" is a recorded graph of launches over all copies, per product, as launches that overlap do in a decode step.
+// Random data.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,11 +14,13 @@
 #include <cstdlib>
 #include <functional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/check_cuda.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/gemm/fp8_gemm_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
@@ -29,6 +34,10 @@ struct Shape {
 
 constexpr size_t kWorkspaceBytes = 64 << 20;
 constexpr size_t kResidentBytes = size_t{1} << 30;  // bytes of all copies of a weight: many times the L2 cache
+
+constexpr Fp8Tiling kTilings[] = {{16, 1},  {16, 2},  {16, 4},  {16, 8},  {32, 1}, {32, 2}, {32, 4},
+                                  {32, 8},  {64, 0},  {64, 1},  {64, 2},  {64, 4}, {64, 8}, {128, 0},
+                                  {128, 1}, {128, 2}, {128, 4}, {128, 8}, {256, 0}};
 
 std::unique_ptr<Buffer> RandomBf16(int64_t count) {
   static const std::vector<uint16_t> values = [] {
@@ -50,6 +59,20 @@ std::unique_ptr<Buffer> RandomBf16(int64_t count) {
                           cudaMemcpyHostToDevice));
     done += n;
   }
+  return buffer;
+}
+
+// Codes of small normal values: bytes with an exponent of 3 to 10 of 15.
+std::unique_ptr<Buffer> RandomCodes(int64_t count) {
+  std::vector<uint8_t> codes(static_cast<size_t>(count));
+  std::mt19937 random(2);
+  for (uint8_t& code : codes) {
+    const uint32_t bits = random();
+    code = static_cast<uint8_t>((bits & 0x87) | (3 + (bits >> 8) % 8) << 3);
+  }
+  auto buffer = AllocateDevice(codes.size()).value();
+  CHECK_CUDA(cudaMemcpy(buffer->data(), codes.data(), codes.size(), cudaMemcpyHostToDevice));
+  CHECK_CUDA(ArrangeFp8Codes(buffer->data(), count, nullptr));
   return buffer;
 }
 
@@ -103,6 +126,73 @@ class Bench {
     }
   }
 
+  // Prints the products of one FP8 weight: each of `tilings`, or the one that is chosen.
+  void RunFp8(const Shape& s, const std::vector<int64_t>& row_counts, std::span<const Fp8Tiling> tilings) {
+    const size_t copies = std::clamp<size_t>(kResidentBytes / static_cast<size_t>(s.out * s.in), 2, 16);
+    std::vector<std::unique_ptr<Buffer>> codes;
+    std::vector<std::unique_ptr<DeviceWeight>> weights;
+    for (size_t i = 0; i < copies; ++i) {
+      codes.push_back(RandomCodes(s.out * s.in));
+      weights.push_back(std::make_unique<DeviceWeight>(RandomBf16(s.out * s.in), DType::kBF16, s.out, s.in));
+    }
+    const std::vector<float> ones(static_cast<size_t>(s.out * ((s.in + kFp8Group - 1) / kFp8Group)), 1.0f);
+    auto scales = AllocateDevice(ones.size() * 4).value();
+    CHECK_CUDA(cudaMemcpy(scales->data(), ones.data(), ones.size() * 4, cudaMemcpyHostToDevice));
+    for (const int64_t rows : row_counts) {
+      const auto x = RandomBf16(rows * s.in);
+      const auto y = AllocateDevice(static_cast<size_t>(rows * s.out) * 2).value();
+      const auto of = [&](const std::function<cudaError_t(const Fp8GemmArgs&)>& product, int64_t scale_group) {
+        Fp8GemmArgs args{.x = x->data(),
+                         .scales = static_cast<const float*>(scales->data()),
+                         .scale_group = scale_group,
+                         .y = y->data(),
+                         .y_dtype = DType::kBF16,
+                         .num_rows = rows,
+                         .out_features = s.out,
+                         .in_features = s.in};
+        return Chain(
+            [&](size_t i) {
+              args.codes = static_cast<const uint8_t*>(codes[i]->data());
+              CHECK_CUDA(product(args));
+            },
+            copies);
+      };
+      std::printf("%-12s rows %5ld ", s.name, rows);
+      for (const auto& [tile_rows, split] : tilings) {
+        if ((tile_rows > 2 * rows && tile_rows > 16) || 4 * tile_rows < rows) continue;
+        const Fp8Tiling tiling{tile_rows, split};
+        const auto tiled = [&](const Fp8GemmArgs& a) { return TiledFp8GemmSm90(a, tiling, stream_); };
+        std::printf("| %d/%d %.1f", tile_rows, split, of(tiled, 0));
+        if (tile_rows <= 128) std::printf(" %.1f", of(tiled, kFp8Group));
+      }
+      if (!tilings.empty()) {
+        std::printf("\n");
+        continue;
+      }
+      const auto chosen = [&](const Fp8GemmArgs& a) { return Fp8Gemm(a, stream_); };
+      const float channels = of(chosen, 0), blocks = of(chosen, kFp8Group);
+      const float one_order = of([&](const Fp8GemmArgs& a) { return TiledFp8Gemm(a, stream_); }, 0);
+      const float cublas = Chain(
+          [&](size_t i) {
+            const LinearArgs args{.x = {x->data(), DType::kBF16},
+                                  .weight = weights[i].get(),
+                                  .y = {y->data(), DType::kBF16},
+                                  .num_rows = rows};
+            const absl::Status status = plans_.Multiply({handle_, workspace_->data(), kWorkspaceBytes, stream_}, args);
+            if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+          },
+          copies);
+      const double operations = 2.0 * static_cast<double>(rows * s.out) * static_cast<double>(s.in);
+      const double bytes = static_cast<double>(s.out * s.in);
+      std::printf(
+          " %8.2f us %5.0f TFLOP/s %5.2f TB/s | by blocks %8.2f | deterministic %8.2f | bf16 cuBLASLt %8.2f, ratio "
+          "%5.2f\n",
+          channels, operations / channels * 1e-6, bytes / channels * 1e-6, blocks, one_order, cublas,
+          channels / cublas);
+      std::fflush(stdout);
+    }
+  }
+
  private:
   float Alone(const std::function<void(size_t)>& launch, size_t copies) {
     std::vector<float> us;
@@ -148,8 +238,22 @@ class Bench {
 };
 
 int Main(int argc, char** argv) {
-  const std::string filter = argc > 1 ? argv[1] : "";
+  const std::string what = argc > 1 ? argv[1] : "";
+  const bool fp8 = what == "fp8" || what == "tilings";
+  const std::string filter = argc > 1 + fp8 ? argv[1 + fp8] : "";
   Bench bench;
+  if (fp8) {
+    for (const Shape& shape : {Shape{"8b qkv", 6144, 4096}, Shape{"8b o", 4096, 4096}, Shape{"8b gate_up", 28672, 4096},
+                               Shape{"8b down", 4096, 14336}}) {
+      if (std::string(shape.name).find(filter) == std::string::npos) continue;
+      if (what == "tilings") {
+        bench.RunFp8(shape, {16, 32, 64, 128, 256, 512}, kTilings);
+      } else {
+        bench.RunFp8(shape, {1, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192}, {});
+      }
+    }
+    return 0;
+  }
   const std::vector<int64_t> all = {1, 2, 4, 8, 12, 16, 20, 24, 28, 32}, few = {1, 8, 16, 24, 32};
   const std::vector<std::pair<Shape, const std::vector<int64_t>*>> cases = {
       {{"8b qkv", 6144, 4096}, &all},       {{"8b o", 4096, 4096}, &all},

@@ -31,9 +31,9 @@ constexpr int SmemBytes(int feature_tiles, int row_tiles, int stages) {
 __device__ __forceinline__ uint32_t CodeOffset(int row, int piece) {
   return static_cast<uint32_t>(row * kChunk + ((piece ^ ((row & 3) << 1)) * 16));
 }
-// The same for a row of x: a quarter of a warp reads 64 bytes of two rows.
+// The same for a row of x: half a warp reads 8 bytes of every other piece of 64 bytes, of four rows.
 __device__ __forceinline__ uint32_t RowOffset(int row, int piece) {
-  return static_cast<uint32_t>(row * kChunk * 2 + ((piece ^ ((row & 1) << 2)) * 16));
+  return static_cast<uint32_t>(row * kChunk * 2 + ((piece ^ ((row & 1) << 2 | (row >> 1 & 1))) * 16));
 }
 
 __device__ __forceinline__ uint2 LoadShared8(uint32_t address) {
@@ -92,27 +92,33 @@ template <int kFeatureTiles, int kRowTiles>
 struct Sums {
   float of[kFeatureTiles][kRowTiles][4] = {};
 
-  // Adds the products of one chunk. Lane c has columns 32 h + 8 c ... + 7 of both operands.
+  // Adds the products of one chunk. Lane c has two words of codes of each 32 columns, and the same columns of x: 16 j +
+  // 4 i ... + 3 and 8 more, j = 2 h + c / 2, i = c % 2.
   __device__ void Multiply(uint32_t stage, int g, int c) {
     constexpr int kXBegin = CodeBytes(kFeatureTiles);
 #pragma unroll
     for (int h = 0; h < kChunk / 32; ++h) {
-      uint4 right[kRowTiles];
+      const int piece = 2 * h + c / 2, half = c % 2 * 8;
+      uint2 right[kRowTiles][2];
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) right[t] = LoadShared16(stage + kXBegin + RowOffset(8 * t + g, 4 * h + c));
+      for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          right[t][i] = LoadShared8(stage + kXBegin + RowOffset(8 * t + g, 2 * piece + i) + half);
+      }
 #pragma unroll
       for (int f = 0; f < kFeatureTiles; ++f) {
-        const int piece = 2 * h + c / 2, half = c % 2 * 8;
         const uint2 low = LoadShared8(stage + CodeOffset(16 * f + g, piece) + half);
         const uint2 high = LoadShared8(stage + CodeOffset(16 * f + g + 8, piece) + half);
-        const uint32_t first[4] = {WidenFp8Pair(low.x), WidenFp8Pair(high.x), WidenFp8Pair(low.x >> 16),
-                                   WidenFp8Pair(high.x >> 16)};
-        const uint32_t second[4] = {WidenFp8Pair(low.y), WidenFp8Pair(high.y), WidenFp8Pair(low.y >> 16),
-                                    WidenFp8Pair(high.y >> 16)};
+        uint32_t first[4], second[4];
+        WidenFp8Word(low.x, first[0], first[2]);
+        WidenFp8Word(high.x, first[1], first[3]);
+        WidenFp8Word(low.y, second[0], second[2]);
+        WidenFp8Word(high.y, second[1], second[3]);
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t) {
-          Mma16816(of[f][t], first, right[t].x, right[t].y);
-          Mma16816(of[f][t], second, right[t].z, right[t].w);
+          Mma16816(of[f][t], first, right[t][0].x, right[t][1].x);
+          Mma16816(of[f][t], second, right[t][0].y, right[t][1].y);
         }
       }
     }

@@ -40,9 +40,8 @@ struct WarpSums {
       uint32_t b[4][2];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const char* of_row = codes + (warp * 32 + j * 8 + lane / 4) * kWRow + kk + 2 * (lane % 4);
-        b[j][0] = WidenFp8Pair(*reinterpret_cast<const uint16_t*>(of_row));
-        b[j][1] = WidenFp8Pair(*reinterpret_cast<const uint16_t*>(of_row + 8));
+        const char* of_row = codes + (warp * 32 + j * 8 + lane / 4) * kWRow + kk + 4 * (lane % 4);
+        WidenFp8Word(*reinterpret_cast<const uint32_t*>(of_row), b[j][0], b[j][1]);
       }
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -113,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ 
 
 }  // namespace
 
-cudaError_t TiledFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
+cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (!ServedFp8(a)) return cudaErrorNotSupported;
   constexpr int kSmem = kStages * kStageBytes;

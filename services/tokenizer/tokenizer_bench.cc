@@ -28,7 +28,7 @@ std::string English(size_t num_bytes) {
   while (text.size() < num_bytes) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     const double uniform = static_cast<double>(state >> 33) / static_cast<double>(1u << 31);
-    text += kWords[uniform * uniform * std::size(kWords)];
+    text += kWords[static_cast<size_t>(uniform * uniform * std::size(kWords))];
     text += (state >> 20) % 12 == 0 ? ". " : (state >> 24) % 40 == 0 ? ",\n" : " ";
   }
   return text;

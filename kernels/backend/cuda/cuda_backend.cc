@@ -127,6 +127,10 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
   auto scales = Allocate(bytes);
   if (!scales.ok()) return scales.status();
   if (absl::Status s = Copy(CopyKind::kUpload, (*scales)->data(), w.scales, bytes); !s.ok()) return s;
+  const cudaError_t e = ArrangeFp8Codes(codes->data(), w.out_features * w.in_features, nullptr);
+  if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeFp8Codes"); !s.ok()) {
+    return s;
+  }
   return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), w);
 }
 

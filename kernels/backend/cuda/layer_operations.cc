@@ -21,9 +21,6 @@ namespace spl::kernels::cuda {
 
 namespace {
 
-// Rows up to which a product with an FP8 weight streams it, at most twice; beyond, tiles share it.
-constexpr int64_t kMaxStreamedRows = 2 * kMaxSkinnyRows;
-
 absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool deterministic, cudaStream_t stream) {
   if (a.x.dtype != DType::kBF16) {
     return absl::UnimplementedError(
@@ -39,8 +36,8 @@ absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool 
                          .num_rows = a.num_rows,
                          .out_features = weight.out_features(),
                          .in_features = weight.in_features()};
-  if (!deterministic && a.num_rows <= kMaxStreamedRows) return ToStatus(SkinnyFp8Gemm(args, stream), "Linear");
-  return ToStatus(TiledFp8Gemm(args, stream), "Linear");
+  // When deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
+  return ToStatus(deterministic ? TiledFp8Gemm(args, stream) : Fp8Gemm(args, stream), "Linear");
 }
 
 }  // namespace

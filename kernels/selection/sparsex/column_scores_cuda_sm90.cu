@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/attention/attention_cuda_tensor_map.h"
+#include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/selection/sparsex/column_scores_cuda.h"
@@ -283,7 +283,7 @@ __device__ void Consume(Smem<kHeadDim>& smem, const Params& p) {
       WgmmaFence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        WgmmaRsK128(s, keys[half][step], WgmmaDescriptor(q + step / 4 * (kTilePairs * 128) + step % 4 * 32, 16, 1024),
+        WgmmaRsK(s, keys[half][step], WgmmaDescriptor(q + step / 4 * (kTilePairs * 128) + step % 4 * 32, 16, 1024),
                     step != 0);
       }
       WgmmaCommit();
