@@ -54,6 +54,17 @@ std::vector<ChunkKey> MakePrefixKeys(const Digest& model_fingerprint, const Dige
 // Namespace of requests that name none: it always exists and has no quota.
 inline constexpr Digest kDefaultNamespace{};
 
+// Identifies the text that a segment's KV was computed behind, without the first `lead` tokens of that text. Salted
+// with the segment's namespace key: who does not have it cannot test a guess of the text.
+struct ContextHash {
+  std::array<uint8_t, 12> digest{};
+  uint32_t lead = 0;
+  bool known() const { return digest != std::array<uint8_t, 12>{}; }  // false: nobody knows the text
+  bool operator==(const ContextHash&) const = default;
+};
+// `text`: the tokens in front of the segment, all of them. REQUIRES: lead <= text.size(). Cost: one pass over them.
+ContextHash MakeContextHash(const Digest& namespace_key, std::span<const int32_t> text, uint32_t lead);
+
 struct ChunkHeader {
   ChunkKey key;
   Digest model_fingerprint{};
@@ -68,6 +79,8 @@ struct ChunkHeader {
   Digest namespace_id = kDefaultNamespace;
   // Seconds that computing the chunk took; eviction weighs them against the bytes. 0: unknown, the store estimates it.
   float recompute_seconds = 0;
+  // Only for chunks of segments, summaries and quantized copies: the text in front of the segment's first token.
+  ContextHash context;
 };
 
 // Fixed-size little-endian form with magic, version and its own checksum, as stored in slab files.

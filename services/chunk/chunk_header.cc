@@ -26,6 +26,8 @@ constexpr size_t kPayloadCrcAt = 124;
 constexpr size_t kPayloadBytesAt = 128;
 constexpr size_t kNamespaceAt = 136;
 constexpr size_t kRecomputeSecondsAt = 168;
+constexpr size_t kContextAt = 172;  // zeros in headers of older builds: unknown
+constexpr size_t kContextLeadAt = 184;
 constexpr size_t kHeaderCrcAt = kEncodedHeaderBytes - 4;
 
 // Byte by byte: little-endian on every host, and no alignment is asked for.
@@ -62,6 +64,8 @@ std::array<std::byte, kEncodedHeaderBytes> EncodeHeader(const ChunkHeader& heade
   Store<uint64_t>(&bytes[kPayloadBytesAt], header.payload_bytes);
   std::memcpy(&bytes[kNamespaceAt], header.namespace_id.data(), 32);
   Store<uint32_t>(&bytes[kRecomputeSecondsAt], std::bit_cast<uint32_t>(header.recompute_seconds));
+  std::memcpy(&bytes[kContextAt], header.context.digest.data(), header.context.digest.size());
+  Store<uint32_t>(&bytes[kContextLeadAt], header.context.lead);
   Store<uint32_t>(&bytes[kHeaderCrcAt], kernels::Crc32cExtend(0, bytes.data(), kHeaderCrcAt));
   return bytes;
 }
@@ -86,6 +90,8 @@ absl::StatusOr<ChunkHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.payload_bytes = Load<uint64_t>(&bytes[kPayloadBytesAt]);
   std::memcpy(header.namespace_id.data(), &bytes[kNamespaceAt], 32);
   header.recompute_seconds = std::bit_cast<float>(Load<uint32_t>(&bytes[kRecomputeSecondsAt]));
+  std::memcpy(header.context.digest.data(), &bytes[kContextAt], header.context.digest.size());
+  header.context.lead = Load<uint32_t>(&bytes[kContextLeadAt]);
   if (const absl::Status fields = CheckHeaderFields(header); !fields.ok()) return DataLoss(MessageOf(fields));
   return header;
 }

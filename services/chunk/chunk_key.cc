@@ -1,5 +1,6 @@
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -11,6 +12,7 @@ namespace spl::chunk {
 namespace {
 
 constexpr std::string_view kDomain = "splice.chunk.key.v1";
+constexpr std::string_view kContextDomain = "splice.chunk.context.v1";
 
 // Every field is preceded by its length, so that no two lists of fields give the same bytes.
 class KeyInput {
@@ -79,6 +81,18 @@ std::vector<ChunkKey> MakePrefixKeys(const Digest& model_fingerprint, const Dige
                                 tokens.subspan(at, kChunkTokens)));
   }
   return keys;
+}
+
+ContextHash MakeContextHash(const Digest& namespace_key, std::span<const int32_t> text, uint32_t lead) {
+  SPLICE_CHECK(lead <= text.size(), "the lead is part of the text");
+  KeyInput input;
+  input.Append(kContextDomain.data(), kContextDomain.size());
+  input.Append(namespace_key.data(), namespace_key.size());
+  input.AppendTokens(text.subspan(lead));
+  const ChunkKey key = input.Hash();
+  ContextHash hash{.lead = lead};
+  std::copy_n(key.bytes.begin(), hash.digest.size(), hash.digest.begin());
+  return hash;
 }
 
 }  // namespace spl::chunk

@@ -29,6 +29,11 @@ prometheus::Counter& LineCounter(Metrics& metrics, const char* kind) {
                          {{"kind", kind}});
 }
 
+prometheus::Counter& CopiedCounter(Metrics& metrics, const char* context) {
+  return metrics.Counter("splice_copied_tokens_total", "Copied tokens by the text that their KV was computed behind.",
+                         {{"context", context}});
+}
+
 // Shares near 1 show what methods promise, small ones what they save.
 std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
 
@@ -57,6 +62,12 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
+  if (stats.aligned_tokens > 0) {
+    v1::CopyReceipt& copies = *receipt.mutable_copies();
+    copies.set_same_context(static_cast<uint32_t>(stats.copied.same_context));
+    copies.set_isolated(static_cast<uint32_t>(stats.copied.isolated));
+    copies.set_foreign(static_cast<uint32_t>(stats.copied.foreign));
+  }
   if (stats.ffn_share < 1 || stats.restored_heads > 0) {
     receipt.mutable_head_classes()->set_ffn_share(stats.ffn_share);
     receipt.mutable_head_classes()->set_restored_heads(static_cast<uint32_t>(stats.restored_heads));
@@ -112,6 +123,9 @@ PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWo
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "session"}})),
       reused_segment_(
           metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "segment"}})),
+      copied_same_(CopiedCounter(metrics, "same")),
+      copied_isolated_(CopiedCounter(metrics, "isolated")),
+      copied_foreign_(CopiedCounter(metrics, "foreign")),
       recomputed_(metrics.Counter("splice_recomputed_tokens_total",
                                   "Tokens of segments that were computed afresh above the dense layers.")),
       reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
@@ -307,6 +321,9 @@ void PrefillCore::Count(const engine::PrefillStats& stats) {
   reused_session_.Increment(static_cast<double>(stats.session_tokens));
   reused_segment_.Increment(static_cast<double>(stats.aligned_tokens));
   recomputed_.Increment(static_cast<double>(stats.recomputed_tokens));
+  copied_same_.Increment(static_cast<double>(stats.copied.same_context));
+  copied_isolated_.Increment(static_cast<double>(stats.copied.isolated));
+  copied_foreign_.Increment(static_cast<double>(stats.copied.foreign));
   reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
   fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
   if (stats.lines.heads > 0) {

@@ -84,6 +84,9 @@ class PrefillCore {
   prometheus::Counter& reused_prefix_;
   prometheus::Counter& reused_session_;
   prometheus::Counter& reused_segment_;
+  prometheus::Counter& copied_same_;
+  prometheus::Counter& copied_isolated_;
+  prometheus::Counter& copied_foreign_;
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;
   prometheus::Counter& fetched_bytes_;

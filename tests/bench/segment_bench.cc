@@ -280,10 +280,10 @@ class Bench {
     for (int32_t i = 0; i < flags_.segments; ++i) {
       const int32_t target = begin + i * each;
       const int32_t source = target - shift;
-      hits_.push_back(
-          {std::make_shared<engine::SegmentSource>(
-               kv, source, std::span<const int32_t>(prompt_).subspan(static_cast<size_t>(target), each), false),
-           0, target, each});
+      hits_.push_back({std::make_shared<engine::SegmentSource>(
+                           kv, source, std::span<const int32_t>(prompt_).subspan(static_cast<size_t>(target), each),
+                           engine::SourceContext{}),
+                       0, target, each});
     }
   }
 

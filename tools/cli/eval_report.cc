@@ -45,20 +45,13 @@ double Mean(const std::vector<double>& values) {
 }
 
 void Accumulate(EvalCell& into, const EvalCell& cell) {
-  into.n += cell.n;
-  into.correct += cell.correct;
-  into.first_equal += cell.first_equal;
-  into.first_compared += cell.first_compared;
+  using C = EvalCell;
+  for (int64_t C::*const sum :
+       {&C::n, &C::correct, &C::first_equal, &C::first_compared, &C::prompt_tokens, &C::cached, &C::aligned,
+        &C::recomputed, &C::same_context, &C::isolated, &C::foreign, &C::computed, &C::fetched, &C::wire, &C::kv_bytes})
+    into.*sum += cell.*sum;
   into.cosines.insert(into.cosines.end(), cell.cosines.begin(), cell.cosines.end());
   into.ttft_ms.insert(into.ttft_ms.end(), cell.ttft_ms.begin(), cell.ttft_ms.end());
-  into.prompt_tokens += cell.prompt_tokens;
-  into.cached += cell.cached;
-  into.aligned += cell.aligned;
-  into.recomputed += cell.recomputed;
-  into.computed += cell.computed;
-  into.fetched += cell.fetched;
-  into.wire += cell.wire;
-  into.kv_bytes += cell.kv_bytes;
 }
 
 // Label for the tables: names the decode method only if one was chosen.
@@ -117,6 +110,9 @@ void EvalReport::Add(const EvalPlace& place, const EvalMethod& method, const Tex
     one.cached = number("/tokens/cached");
     one.aligned = number("/tokens/aligned");
     one.recomputed = number("/tokens/recomputed");
+    one.same_context = number("/copies/same_context");
+    one.isolated = number("/copies/isolated");
+    one.foreign = number("/copies/foreign");
     one.computed = number("/tokens/computed");
     one.fetched = number("/bytes/fetched");
     one.wire = number("/bytes/moved");
@@ -230,22 +226,24 @@ json EvalReport::ToJson() const {
   const auto row = [&](const EvalKey& key, const EvalCell& cell) {
     const auto [low, high] = Confidence95(cell.correct, cell.n);
     json entry = MethodJson(key);
-    entry.update({{"n", cell.n},
-                  {"accuracy", double(cell.correct) / double(cell.n)},
-                  {"ci95", {low, high}},
-                  {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
-                  {"tokens",
-                   {{"prompt", cell.prompt_tokens},
-                    {"cached", cell.cached},
-                    {"aligned", cell.aligned},
-                    {"recomputed", cell.recomputed},
-                    {"computed", cell.computed}}},
-                  {"first_token",
-                   {{"compared", cell.first_compared},
-                    {"equal", cell.first_equal},
-                    {"cosine_mean", Mean(cell.cosines)},
-                    {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
-                  {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}, {"decode_kv", cell.kv_bytes}}}});
+    entry.update(
+        {{"n", cell.n},
+         {"accuracy", double(cell.correct) / double(cell.n)},
+         {"ci95", {low, high}},
+         {"ttft_ms", {{"p50", Percentile(cell.ttft_ms, 0.5)}, {"p95", Percentile(cell.ttft_ms, 0.95)}}},
+         {"tokens",
+          {{"prompt", cell.prompt_tokens},
+           {"cached", cell.cached},
+           {"aligned", cell.aligned},
+           {"recomputed", cell.recomputed},
+           {"computed", cell.computed}}},
+         {"copies", {{"same_context", cell.same_context}, {"isolated", cell.isolated}, {"foreign", cell.foreign}}},
+         {"first_token",
+          {{"compared", cell.first_compared},
+           {"equal", cell.first_equal},
+           {"cosine_mean", Mean(cell.cosines)},
+           {"cosine_p05", Percentile(cell.cosines, 0.05)}}},
+         {"bytes", {{"fetched", cell.fetched}, {"wire", cell.wire}, {"decode_kv", cell.kv_bytes}}}});
     rows.push_back(std::move(entry));
   };
   for (const auto& [key, cell] : cells_) row(key, cell);

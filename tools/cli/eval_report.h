@@ -48,7 +48,8 @@ struct EvalCell {
   std::vector<double> cosines;
   std::vector<double> ttft_ms;
   int64_t prompt_tokens = 0, cached = 0, aligned = 0, recomputed = 0, computed = 0, fetched = 0, wire = 0;
-  int64_t kv_bytes = 0;  // KV that the decode worker holds when it begins
+  int64_t same_context = 0, isolated = 0, foreign = 0;  // aligned tokens by context (docs/segments.md, Provenance)
+  int64_t kv_bytes = 0;                                 // KV that the decode worker holds when it begins
 };
 
 class EvalReport {

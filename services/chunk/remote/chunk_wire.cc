@@ -21,6 +21,24 @@ std::string ToBytes(const Digest& digest) {
   return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
 }
 
+// The digest, then `lead` as four bytes, little-endian; empty: unknown.
+std::string ToBytes(const ContextHash& context) {
+  std::string bytes(reinterpret_cast<const char*>(context.digest.data()), context.digest.size());
+  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(context.lead >> shift));
+  return bytes;
+}
+
+absl::StatusOr<ContextHash> ContextFromBytes(const std::string& bytes) {
+  ContextHash context;
+  if (bytes.empty()) return context;
+  constexpr size_t kDigestBytes = sizeof(context.digest);
+  if (bytes.size() != kDigestBytes + 4) return InvalidArgument("meta.context has {} bytes, not 16", bytes.size());
+  std::memcpy(context.digest.data(), bytes.data(), kDigestBytes);
+  for (int i = 0; i < 4; ++i)
+    context.lead |= uint32_t{static_cast<uint8_t>(bytes[kDigestBytes + static_cast<size_t>(i)])} << (8 * i);
+  return context;
+}
+
 }  // namespace
 
 v1::ChunkMeta MetaFromHeader(const ChunkHeader& header) {
@@ -35,6 +53,7 @@ v1::ChunkMeta MetaFromHeader(const ChunkHeader& header) {
   meta.set_payload_crc32c(header.payload_crc32c);
   if (header.namespace_id != kDefaultNamespace) meta.set_namespace_id(ToBytes(header.namespace_id));
   meta.set_recompute_seconds(header.recompute_seconds);
+  if (header.context.known()) meta.set_context(ToBytes(header.context));
   return meta;
 }
 
@@ -51,6 +70,7 @@ absl::StatusOr<ChunkHeader> HeaderFromMeta(const v1::ChunkMeta& meta) {
   header.payload_crc32c = meta.payload_crc32c();
   SPLICE_ASSIGN_OR_RETURN(header.namespace_id, NamespaceFromBytes(meta.namespace_id()));
   header.recompute_seconds = meta.recompute_seconds();
+  SPLICE_ASSIGN_OR_RETURN(header.context, ContextFromBytes(meta.context()));
   SPLICE_RETURN_IF_ERROR(CheckHeaderFields(header));
   return header;
 }

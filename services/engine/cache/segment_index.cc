@@ -104,19 +104,34 @@ void SegmentIndex::Drop(Sources::iterator source, Dropped& dropped) {
   frozen_.erase(source);
 }
 
-bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source,
-                          bool frozen) {
+SegmentIndex::Source SegmentIndex::SourceFor(const chunk::Digest& namespace_key,
+                                             std::shared_ptr<const SegmentSource> source) const {
   SPLICE_CHECK(source->is_whole(), "what lacks KV is nobody else's");
   const std::span<const int32_t> tokens = source->tokens();
-  const std::vector<chunk::ChunkKey> keys = KeysOf(namespace_key, tokens);
   std::vector<uint64_t> hashes;
   for (int32_t at = 0; at + kChunk <= static_cast<int32_t>(tokens.size()); at += kChunk)
     hashes.push_back(RollingHash(kChunk, SaltOf(namespace_key)).At(tokens, at));
+  return {namespace_key, std::move(source), KeysOf(namespace_key, tokens), std::move(hashes)};
+}
+
+void SegmentIndex::Add(Source source, bool frozen, Dropped& dropped) {
+  sources_.push_front(std::move(source));
+  const Sources::iterator place = sources_.begin();
+  if (frozen) Freeze(place);
+  for (size_t i = 0; i < place->keys.size(); ++i)
+    Claim(entries_, place->keys[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
+  for (size_t i = 0; i < place->text_hashes.size(); ++i)
+    Claim(windows_, place->text_hashes[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
+}
+
+bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source,
+                          bool frozen) {
+  Source added = SourceFor(namespace_key, std::move(source));
   Dropped dropped;
   std::lock_guard lock(mutex_);
-  if (ContainsLocked(keys)) {
+  if (ContainsLocked(added.keys)) {
     Sources::iterator last = sources_.end();
-    for (const chunk::ChunkKey& key : keys) {
+    for (const chunk::ChunkKey& key : added.keys) {
       const Sources::iterator holder = entries_.at(key).source;
       if (holder == last) continue;
       last = holder;
@@ -125,13 +140,20 @@ bool SegmentIndex::Insert(const chunk::Digest& namespace_key, std::shared_ptr<co
     }
     return false;
   }
-  sources_.push_front({namespace_key, std::move(source), keys, hashes});
-  const Sources::iterator place = sources_.begin();
-  if (frozen) Freeze(place);
-  for (size_t i = 0; i < keys.size(); ++i) Claim(entries_, keys[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
-  for (size_t i = 0; i < hashes.size(); ++i)
-    Claim(windows_, hashes[i], {place, static_cast<int32_t>(i) * kChunk}, dropped);
+  Add(std::move(added), frozen, dropped);
   return true;
+}
+
+void SegmentIndex::Replace(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source,
+                           bool frozen) {
+  Source added = SourceFor(namespace_key, std::move(source));
+  Dropped dropped;
+  std::lock_guard lock(mutex_);
+  for (const chunk::ChunkKey& key : added.keys) {
+    const auto entry = entries_.find(key);
+    frozen |= entry != entries_.end() && entry->second.source->frozen;
+  }
+  Add(std::move(added), frozen, dropped);
 }
 
 bool SegmentIndex::ContainsLocked(std::span<const chunk::ChunkKey> keys) const {
@@ -141,6 +163,14 @@ bool SegmentIndex::ContainsLocked(std::span<const chunk::ChunkKey> keys) const {
 bool SegmentIndex::Contains(std::span<const chunk::ChunkKey> keys) const {
   std::lock_guard lock(mutex_);
   return ContainsLocked(keys);
+}
+
+bool SegmentIndex::ContainsIsolated(std::span<const chunk::ChunkKey> keys) const {
+  std::lock_guard lock(mutex_);
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& key) {
+    const auto entry = entries_.find(key);
+    return entry != entries_.end() && entry->second.source->source->isolated();
+  });
 }
 
 std::vector<SegmentHit> SegmentIndex::FindSegment(const chunk::Digest& namespace_key, std::span<const int32_t> tokens,

@@ -41,11 +41,15 @@ class SegmentIndex {
   // Otherwise the new source takes over all of its entries, except that an ordinary source takes none from a frozen
   // one; sources without entries are dropped. True if the source was added.
   bool Insert(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source, bool frozen = false);
+  // The same, but the new source takes the place of all that are indexed for its text, and is frozen if one of them is.
+  void Replace(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source, bool frozen = false);
 
   // Keys of a segment's chunks of 64 tokens; the last chunk may be shorter.
   std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
   // True if all of these are indexed.
   bool Contains(std::span<const chunk::ChunkKey> keys) const;
+  // True if all of these lead to sources that were computed with nothing in front of their segments.
+  bool ContainsIsolated(std::span<const chunk::ChunkKey> keys) const;
 
   // The longest leading part of the segment tokens[range] that is indexed, in whole chunks of 64 (and a shorter last
   // one that ends with the segment). `freeze`: freezes the sources that are found.
@@ -97,6 +101,8 @@ class SegmentIndex {
   using Dropped = std::vector<std::shared_ptr<const SegmentSource>>;  // released after the lock, with their pages
 
   static uint64_t SaltOf(const chunk::Digest& namespace_key);
+  Source SourceFor(const chunk::Digest& namespace_key, std::shared_ptr<const SegmentSource> source) const;
+  void Add(Source source, bool frozen, Dropped& dropped);
   bool ContainsLocked(std::span<const chunk::ChunkKey> keys) const;
   void Use(Sources::iterator source);
   void Freeze(Sources::iterator source);

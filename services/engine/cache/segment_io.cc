@@ -51,7 +51,8 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
                   .first_position = static_cast<uint32_t>(source.begin() + offset),
                   .provenance = source.isolated() ? chunk::Provenance::kCanon : chunk::Provenance::kExact,
                   .payload_bytes = chunk.payload.size(),
-                  .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size())};
+                  .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size()),
+                  .context = source.context().front};
   return chunk;
 }
 
@@ -74,13 +75,13 @@ std::vector<int32_t> TakeChunkPages(PagePool& pool, const Model& model,
 // Position and context in which a segment was computed. Its chunks must lie one behind the other in it.
 struct SegmentPlace {
   int64_t begin = 0;
-  bool isolated = false;
+  SourceContext context;
 
   static SegmentPlace OfFirst(const chunk::ChunkHeader& header) {
-    return {header.first_position, header.provenance == chunk::Provenance::kCanon};
+    return {header.first_position, ContextOfHeader(header)};
   }
   bool Holds(size_t index, const chunk::ChunkHeader& header) const {
-    return (header.provenance == chunk::Provenance::kCanon) == isolated &&
+    return (header.provenance == chunk::Provenance::kCanon) == context.isolated && header.context == context.front &&
            header.first_position == static_cast<uint64_t>(begin) + index * static_cast<uint64_t>(kChunk);
   }
 };
@@ -165,13 +166,13 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
       take);
   if (num_tokens > 0)
     fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(where.begin),
-                                                     tokens.first(num_tokens), where.isolated);
+                                                     tokens.first(num_tokens), where.context);
   return fetched;
 }
 
 FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                                   std::span<const int32_t> chunks, std::span<const int32_t> tokens, int32_t begin,
-                                  bool isolated, const Model& model, PagePool& pool,
+                                  const SourceContext& context, const Model& model, PagePool& pool,
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<bool(int64_t num_pages)>& make_room) {
   FetchedSegment fetched;
@@ -185,7 +186,7 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
   std::vector<int32_t> taken;
   size_t num_taken = 0;
   const auto take = [&](size_t index, const chunk::ChunkHeader& header) {
-    const std::vector<int32_t> filled = landing.Take(chunks[index], header, {begin, isolated});
+    const std::vector<int32_t> filled = landing.Take(chunks[index], header, {begin, context});
     if (filled.empty()) return false;
     for (size_t s = 0; s < pages.size(); ++s) pages[s][chunks[index]] = filled[s];
     taken.insert(taken.end(), filled.begin(), filled.end());
@@ -202,7 +203,7 @@ FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chun
       if (std::find(chunks.begin(), chunks.end(), static_cast<int32_t>(chunk)) == chunks.end()) pool.Share(zeros);
     }
     fetched.source =
-        std::make_shared<SegmentSource>(pool, std::move(pages), begin, tokens, isolated, chunks.size() == keys.size());
+        std::make_shared<SegmentSource>(pool, std::move(pages), begin, tokens, context, chunks.size() == keys.size());
   } else {
     pool.Release(taken);
   }
@@ -296,7 +297,7 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
   (void)store.FetchLeading(wanted, deadline, place, take);
   if (num_taken == keys.size()) {
     fetched.source = std::make_shared<SegmentSource>(pool, std::move(pages), static_cast<int32_t>(where.begin), tokens,
-                                                     where.isolated, /*whole=*/false);
+                                                     where.context, /*whole=*/false);
   } else {
     pool.Release(taken);
   }

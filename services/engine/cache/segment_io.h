@@ -16,7 +16,7 @@
 namespace spl::engine {
 
 // Copies chunk `index` into a chunk with header and checksum. Provenance: CANON if nothing was in front of the segment,
-// otherwise EXACT. Errors are those of reading device memory.
+// otherwise EXACT, with the hash of the text in front. Errors are those of reading device memory.
 absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32_t index, const chunk::ChunkKey& key,
                                               const Model& model);
 
@@ -34,11 +34,11 @@ FetchedSegment FetchSegment(chunk::ChunkStore& store, std::span<const chunk::Chu
                             const std::function<bool(int64_t num_pages)>& make_room);
 
 // Fetches only these chunks of a segment, ascending. The source has zeros in place of the other chunks' KV, and is not
-// whole. All or nothing: null if one of them does not come. `begin`, `isolated`: from the segment's summary; chunks
-// that say otherwise are refused. Takes the pages of the chunks and of one more, for the zeros.
+// whole. All or nothing: null if one of them does not come. `begin`, `context`: from the segment's summary; chunks that
+// say otherwise are refused. Takes the pages of the chunks and of one more, for the zeros.
 FetchedSegment FetchSegmentChunks(chunk::ChunkStore& store, std::span<const chunk::ChunkKey> keys,
                                   std::span<const int32_t> chunks, std::span<const int32_t> tokens, int32_t begin,
-                                  bool isolated, const Model& model, PagePool& pool,
+                                  const SourceContext& context, const Model& model, PagePool& pool,
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<bool(int64_t num_pages)>& make_room);
 

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
+#include "services/engine/cache/copy_context.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/cache/sequence_kv.h"
 
@@ -20,24 +20,21 @@ struct SegmentSummary;  // segment_summary.h
 // otherwise. Recovered KV therefore stays with its request.
 class SegmentSource {
  public:
-  // Shares pages of `kv`. `isolated`: nothing but the segment itself was in front of any of its tokens. `prompt`: the
-  // text that `kv` was computed for, at least up to position `begin`; null: the text in front is not known.
-  SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, bool isolated,
-                std::shared_ptr<const std::vector<int32_t>> prompt = nullptr);
+  // Shares pages of `kv`.
+  SegmentSource(const SequenceKv& kv, int32_t begin, std::span<const int32_t> tokens, const SourceContext& context);
   // Takes over pages [stream][page] with one owner each, which hold the tokens from slot 0 on: chunks of a store, which
   // only takes exact KV. `begin`: the position at which tokens[0] was computed. `whole` false: some of the tokens'
   // pages hold zeros instead of KV; the caller knows which.
   SegmentSource(PagePool& pool, std::vector<std::vector<int32_t>> pages, int32_t begin, std::span<const int32_t> tokens,
-                bool isolated, bool whole = true);
+                const SourceContext& context, bool whole = true);
   ~SegmentSource();
   SegmentSource(const SegmentSource&) = delete;
   SegmentSource& operator=(const SegmentSource&) = delete;
 
   std::span<const int32_t> tokens() const { return tokens_; }
   int32_t begin() const { return begin_; }  // position at which tokens()[0] was computed
-  bool isolated() const { return isolated_; }
-  // The begin() tokens that were in front of tokens() when these were computed; nullopt: not known.
-  std::optional<std::span<const int32_t>> text_in_front() const;
+  const SourceContext& context() const { return context_; }
+  bool isolated() const { return context_.isolated; }
   bool is_whole() const { return whole_; }
   // Page and slot of the source's token `offset`; `stream` counts [layer][kv_head].
   int32_t page(int32_t stream, int32_t offset) const {
@@ -59,11 +56,10 @@ class SegmentSource {
   const int32_t begin_;
   const int32_t first_slot_;  // slot of tokens_[0]
   const std::vector<int32_t> tokens_;
-  const bool isolated_;
+  const SourceContext context_;
   const bool whole_ = true;
-  const std::shared_ptr<const std::vector<int32_t>> prompt_;  // shared by all sources of a prompt; null: not known
-  std::vector<std::vector<int32_t>> pages_;                   // [stream][page]
-  mutable std::mutex summary_mutex_;                          // guards summary_
+  std::vector<std::vector<int32_t>> pages_;  // [stream][page]
+  mutable std::mutex summary_mutex_;         // guards summary_
   mutable std::shared_ptr<const SegmentSummary> summary_;
 };
 
@@ -79,10 +75,5 @@ struct SegmentHit {
 
   int32_t distance() const { return target - (source->begin() + offset); }  // by which keys must be rotated
 };
-
-// True if `hit` is known to have been computed behind the text that is in front of it in `tokens`: the same tokens from
-// `first_copy`, the position of the prompt's first copy, on, and at most 64 other ones. Equal positions prove nothing:
-// documents that are cut to one length have the same positions in every prompt.
-bool StandsInItsContext(const SegmentHit& hit, std::span<const int32_t> tokens, int32_t first_copy);
 
 }  // namespace spl::engine

@@ -85,7 +85,8 @@ chunk::Chunk PackSummary(const SegmentSource& source, const SegmentSummary& summ
                   .first_position = static_cast<uint32_t>(source.begin()),
                   .provenance = source.isolated() ? chunk::Provenance::kCanon : chunk::Provenance::kExact,
                   .payload_bytes = chunk.payload.size(),
-                  .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size())};
+                  .payload_crc32c = kernels::Crc32cExtend(0, chunk.payload.data(), chunk.payload.size()),
+                  .context = source.context().front};
   return chunk;
 }
 
@@ -110,7 +111,7 @@ std::optional<FetchedSummary> FetchSummary(chunk::ChunkStore& store, const chunk
     if (!AreAttended(summary.attended, num_tokens)) return false;
     fetched = {.summary = std::move(summary),
                .begin = static_cast<int32_t>(header.first_position),
-               .isolated = header.provenance == chunk::Provenance::kCanon,
+               .context = ContextOfHeader(header),
                .num_bytes = static_cast<int64_t>(chunk.payload.size())};
     return true;
   };

@@ -22,15 +22,15 @@ inline constexpr int32_t kSummaryVersion = 2;
 chunk::ChunkKey SummaryKeyOf(std::span<const chunk::ChunkKey> segment_keys, const chunk::Digest& model_fingerprint,
                              const chunk::Digest& namespace_key);
 
-// Makes the chunk, with header and checksum. Provenance and first position are the source's. REQUIRES: tile means of
-// the whole source; attended tokens if there is a local query.
+// Makes the chunk, with header and checksum. Provenance, context and first position are the source's. REQUIRES: tile
+// means of the whole source; attended tokens if there is a local query.
 chunk::Chunk PackSummary(const SegmentSource& source, const SegmentSummary& summary, const chunk::ChunkKey& key,
                          const Model& model);
 
 struct FetchedSummary {
   SegmentSummary summary;
   int32_t begin = 0;      // position of the segment's first token when KV and summary were computed
-  bool isolated = false;  // computed with nothing in front
+  SourceContext context;  // where they were computed
   int64_t num_bytes = 0;
 };
 // Fetches the summary of a segment of `num_tokens`. nullopt: the store has none, or it is of another model or length,

@@ -50,7 +50,7 @@ struct PrefillSlice {
   std::span<const int32_t> positions;  // [tokens.size()], ascending; with gaps if rows are left out
   const SequenceKv* kv = nullptr;
   RecoveryPolicy* policy = nullptr;
-  // Read by a pass that begins above layer 0. Written by a pass with keep_hidden; the positions have no gaps then. In a
+  // Read by a pass that begins above layer 0. Written by a pass with keep_hidden. In a
   // slice for a ParallelExecutor, `hidden`, `observers` and `lines` are arrays with an entry for each rank; an Executor
   // gets a pointer to its own.
   HiddenStates* hidden = nullptr;

@@ -108,13 +108,14 @@ absl::Status Executor::AddDelta(int32_t next_layer) {
 absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices) {
   const int64_t width = model_->config().hidden_size;
   for (size_t s = 0; s < slices.size(); ++s) {
-    SPLICE_CHECK(slices[s].positions.back() - slices[s].positions.front() + 1 ==
-                     static_cast<int32_t>(slices[s].positions.size()),
-                 "hidden states are kept of neighbouring rows");
-    row_ids_.resize(slices[s].tokens.size());
-    std::iota(row_ids_.begin(), row_ids_.end(), spans_[s].begin);
-    float* to = F32(slices[s].hidden->memory) + (slices[s].positions[0] - slices[s].hidden->first_position) * width;
-    SPLICE_RETURN_IF_ERROR(GatherRows(ws_.residual->data(), num_rows_, row_ids_, to));
+    int32_t row = spans_[s].begin;
+    for (const PositionRange& run : RangesOf(slices[s].positions)) {  // neighbours in the prompt are so in memory
+      row_ids_.resize(run.size());
+      std::iota(row_ids_.begin(), row_ids_.end(), row);
+      row += run.size();
+      float* to = F32(slices[s].hidden->memory) + (run.begin - slices[s].hidden->first_position) * width;
+      SPLICE_RETURN_IF_ERROR(GatherRows(ws_.residual->data(), num_rows_, row_ids_, to));
+    }
   }
   return absl::OkStatus();
 }

@@ -35,7 +35,7 @@ ReuseLayout ReuseLayout::Only(std::span<const PositionRange> only) const {
     const PositionRanges numbered = NumberedWithin({&reused[i], 1}, only);
     if (numbered.empty()) continue;
     left.reused.push_back(numbered.front());  // nothing else stands in a copy: what is left of it is one range
-    left.isolated.push_back(isolated[i]);
+    left.contexts.push_back(contexts[i]);
   }
   return left;
 }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/visibility.h"
 #include "kernels/selection/loopserve/select_lines.h"
+#include "services/engine/cache/copy_context.h"
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/position_ranges.h"
@@ -67,9 +68,7 @@ struct ReuseLayout {
   // Copies of segments, rotated to their new positions: ascending, disjoint, after the prefix. One range for each
   // copied run: two neighbours stay two ranges.
   std::vector<PositionRange> reused;
-  // For each of `reused`: true unless its KV is known to have been computed after the text that precedes it here. True
-  // for KV that was computed by itself or after other text, and for KV of unknown origin (chunks of a store).
-  std::vector<bool> isolated;
+  std::vector<CopyContext> contexts;  // one for each of `reused`
 
   PositionRange active() const { return {num_prefix, num_tokens}; }  // everything after the prefix
   PositionRanges fresh() const { return ComplementOf(reused, active()); }
@@ -168,7 +167,7 @@ class RecoveryPolicy {
   // Tiles whose K and V are read, ascending, of a copy of `num_tiles` 64-token tiles whose summary is known. Null: all.
   virtual std::optional<std::vector<int32_t>> TilesRead(int32_t /*num_tiles*/) const { return std::nullopt; }
   // First layer that is needed of quantized copies of stored segments, which have no KV of lower layers. `isolated`:
-  // the segments were computed by themselves or after other text. Null: copies must be as they were stored.
+  // the segments were computed by themselves. Null: copies must be as they were stored.
   virtual std::optional<int32_t> FirstQuantizedLayer(bool /*isolated*/) const { return std::nullopt; }
   bool ReadsQuantized() const {
     return FirstQuantizedLayer(true).has_value() || FirstQuantizedLayer(false).has_value();

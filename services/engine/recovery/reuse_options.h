@@ -19,12 +19,13 @@ namespace spl::engine {
 struct ReuseOptions {
   std::string policy;  // "" and "auto": the caller chooses, by whether there is KV to reuse; otherwise exact
   // SparseX.
-  int32_t dense_layers = -1;  // layers before the boundary, which compute every row; -1: by model and provenance
+  int32_t dense_layers =
+      -1;  // layers before the boundary, which compute every row; -1: by model and contexts of the copies
   // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; in samkv 0.15, which is
   // about what SamKV recomputes (docs/results, samkv).
   double recompute_share = -1;
-  // Lower bound of recomputed tokens. -1: 64, with isolated segments 256 (docs/results, short prompts), but not more
-  // than recompute_max.
+  // Lower bound of recomputed tokens. -1: 64, with segments from other contexts 256 (docs/results, short prompts), but
+  // not more than recompute_max.
   int32_t recompute_min = -1;
   int32_t recompute_max = 4096;
   // A token's score also counts for its neighbours within this distance, so that whole phrases are chosen. 0: only for
@@ -32,7 +33,7 @@ struct ReuseOptions {
   int32_t score_pool = 4;
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that ends with reused text
-  int32_t link_tokens = -1;  // first tokens of each segment; -1: 0 for segments cached in context, 8 for isolated ones
+  int32_t link_tokens = -1;      // first tokens of each segment; -1: 8 for segments from other contexts, otherwise 0
   // Limit that the request sets: scores choose at most this share of the reused tokens.
   double max_recompute_fraction = 1;
   // CacheBlend.

@@ -11,12 +11,6 @@ constexpr int32_t kChoosingTokens = 64;
 
 }  // namespace
 
-ReuseOptions SamKvPolicy::SparseXOptions(ReuseOptions options) {
-  constexpr double kRecomputeShare = 0.15;
-  if (options.recompute_share == -1) options.recompute_share = kRecomputeShare;
-  return options;
-}
-
 // What matters of a copy is computed afresh, and the rest is read roughly. Stored are the layers that recovery reads by
 // default; one that reads more wants all of the KV.
 std::optional<int32_t> SamKvPolicy::FirstQuantizedLayer(bool isolated) const {
@@ -114,7 +108,12 @@ PrefillStage SamKvPolicy::Recovery(const ReuseLayout& layout, PrefillStage stage
   stage.kv_is_final = false;
   const bool last =
       stage.layers.end == config().num_layers && !stage.keys_only_last && stage.score.kind == ScoreKind::kNone;
-  if (last && HasChoice(layout)) stage.score = QuestionScores(layout, stage.layers.begin);
+  if (last && HasChoice(layout)) {
+    const int32_t dense = sparsex_.DenseLayersOf(layout);
+    stage.score = QuestionScores(layout, dense < config().num_layers ? std::max(0, dense - 1) : 0);
+    // A prompt that ends with a copy that is not recovered.
+    if (stage.layers.begin == 0) stage.rows = UnionOf(stage.rows, stage.score.probes);
+  }
   return stage;
 }
 

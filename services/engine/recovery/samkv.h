@@ -26,7 +26,7 @@ namespace spl::engine {
 class SamKvPolicy : public RecoveryPolicy {
  public:
   SamKvPolicy(const ModelConfig& config, const ReuseOptions& options)
-      : RecoveryPolicy(config), options_(options), sparsex_(config, SparseXOptions(options)) {}
+      : RecoveryPolicy(config), options_(options), sparsex_(config, options, kRecomputeShare) {}
   std::string_view name() const final { return "samkv"; }
   bool reuses_segments() const final { return true; }
   int32_t first_cached_layer() const override { return sparsex_.first_cached_layer(); }
@@ -65,7 +65,8 @@ class SamKvPolicy : public RecoveryPolicy {
   std::vector<PositionRanges> kept_;  // [num_layers] once chosen
 
  private:
-  static ReuseOptions SparseXOptions(ReuseOptions options);
+  static constexpr double kRecomputeShare = 0.15;  // docs/results/2026-11-22-samkv.md
+
   // Gives a stage of SparseX; the last one also computes the question's scores.
   PrefillStage Recovery(const ReuseLayout& layout, PrefillStage stage);
   // Tiles of a document, cut where pages (blocks) of the prompt end, so that whole pages are kept. The first tile is up

@@ -9,7 +9,6 @@ namespace spl::engine {
 namespace {
 
 constexpr int32_t kLinkTokensIsolated = 8;
-constexpr double kRecomputeShare = 0.05;
 constexpr int32_t kRecomputeMin = 64;
 // How many tokens carry a fact from one isolated segment to another does not follow the prompt's length: with 64 of
 // 1,000 tokens 15 points of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
@@ -22,8 +21,18 @@ int64_t NumWeights(const ModelConfig& c) {
   return c.num_layers * (attention + int64_t{3} * c.hidden_size * c.intermediate_size);
 }
 
-bool HasIsolated(const ReuseLayout& layout) {
-  return std::find(layout.isolated.begin(), layout.isolated.end(), true) != layout.isolated.end();
+bool IsSame(CopyContext context) { return context == CopyContext::kSame; }
+
+// Copies behind other text need what copies that were computed alone need: both lack the context that they have here
+// (docs/results/2026-11-24-foreign-contexts.md).
+bool HasOtherContext(const ReuseLayout& layout) {
+  return !std::all_of(layout.contexts.begin(), layout.contexts.end(), IsSame);
+}
+
+// Whether the request says itself how much is recomputed.
+bool SetsRows(const ReuseOptions& options) {
+  return options.dense_layers >= 0 || options.recompute_share != -1 || options.recompute_min != -1 ||
+         options.link_tokens >= 0 || options.rec_frac >= 0;
 }
 
 }  // namespace
@@ -34,17 +43,34 @@ int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config, bool isolat
   return std::max(1, static_cast<int32_t>(std::lround(config.num_layers * share)));
 }
 
-SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options)
-    : RecoveryPolicy(config), options_(options) {}
+SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, double recompute_share)
+    : RecoveryPolicy(config), options_(options), recompute_share_(recompute_share) {}
 
-void SparseXPolicy::Prepare(const ReuseLayout& layout) { dense_layers_ = DenseLayersOf(layout); }
+void SparseXPolicy::Prepare(const ReuseLayout& layout) {
+  dense_layers_ = DenseLayersOf(layout);
+  // Copies that are left as they are have no rows in the dense layers.
+  first_cached_layer_ = CountOf(Recovered(layout)) == CountOf(layout.reused) ? dense_layers_ : 0;
+}
+
+PositionRanges SparseXPolicy::Recovered(const ReuseLayout& layout) const {
+  if (SetsRows(options_)) return layout.reused;
+  PositionRanges recovered;
+  for (size_t i = 0; i < layout.reused.size(); ++i) {
+    if (!IsSame(layout.contexts[i])) recovered.push_back(layout.reused[i]);
+  }
+  return recovered;
+}
 
 int32_t SparseXPolicy::DenseLayersOf(const ReuseLayout& layout) const {
-  return std::min(config().num_layers, options_.dense_layers >= 0 ? options_.dense_layers
-                                                                  : DefaultDenseLayers(config(), HasIsolated(layout)));
+  return std::min(config().num_layers, options_.dense_layers >= 0
+                                           ? options_.dense_layers
+                                           : DefaultDenseLayers(config(), HasOtherContext(layout)));
 }
 
 PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
+  const PositionRanges recovered = Recovered(layout);
+  const PositionRange last{layout.num_tokens - 1, layout.num_tokens};  // its logits give the first token
+  if (recovered.empty()) return {.rows = UnionOf(layout.fresh(), {&last, 1}), .layers = {0, config().num_layers}};
   if (dense_layers_ >= config().num_layers) return AllRows(layout);
   if (dense_layers_ == 0) {
     // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
@@ -53,7 +79,9 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   }
   next_ = Next::kProbes;
   // The hidden states in front of layer 0 are the embeddings, which need no keeping.
-  return {.rows = {layout.active()},
+  // The rows of later stages are among these.
+  PositionRanges rows = UnionOf(UnionOf(layout.fresh(), recovered), Tail(layout));
+  return {.rows = UnionOf(rows, {&last, 1}),
           .layers = {0, dense_layers_},
           .keep_hidden = dense_layers_ > 1,
           .keys_only_last = true};
@@ -61,13 +89,13 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
 
 int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused) const {
   const auto reused = static_cast<double>(num_reused);
-  const double share = options_.recompute_share == -1 ? kRecomputeShare : options_.recompute_share;
+  const double share = options_.recompute_share == -1 ? recompute_share_ : options_.recompute_share;
   const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
   const int32_t fewest =
       options_.recompute_min != -1
           ? options_.recompute_min
-          : std::min(HasIsolated(layout) ? kRecomputeMinIsolated : kRecomputeMin, options_.recompute_max);
+          : std::min(HasOtherContext(layout) ? kRecomputeMinIsolated : kRecomputeMin, options_.recompute_max);
   return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, fewest, options_.recompute_max)});
 }
 
@@ -76,10 +104,10 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   PrefillStage stage{.rows = UnionOf(layout.fresh(), Tail(layout)), .layers = {layer, layer + 1}, .kv_is_final = false};
   stage.score = {.kind = ScoreKind::kColumnMass,
                  .layer = layer,
-                 .candidates = layout.reused,
+                 .candidates = Recovered(layout),
                  .probes = stage.rows,
-                 .pool_radius = options_.score_pool,
-                 .k = NumChosen(layout, CountOf(layout.reused))};
+                 .pool_radius = options_.score_pool};
+  stage.score.k = NumChosen(layout, CountOf(stage.score.candidates));
   RefineScore(layout, stage.score);
   return stage;
 }
@@ -115,16 +143,16 @@ PositionRanges SparseXPolicy::Overflow(const ReuseLayout& layout) const {
     sides.push_back({std::max(layout.num_prefix, fresh.begin - options_.overflow_tokens), fresh.begin});
     sides.push_back({fresh.end, std::min(layout.num_tokens, fresh.end + options_.overflow_tokens)});
   }
-  return IntersectionOf(MergeRanges(std::move(sides)), MergeRanges(layout.reused));
+  return IntersectionOf(MergeRanges(std::move(sides)), MergeRanges(Recovered(layout)));
 }
 
 PositionRanges SparseXPolicy::Links(const ReuseLayout& layout) const {
   PositionRanges links;
   for (size_t i = 0; i < layout.reused.size(); ++i) {
     const PositionRange& range = layout.reused[i];
-    const int32_t count = options_.link_tokens >= 0 ? options_.link_tokens
-                          : layout.isolated[i]      ? kLinkTokensIsolated
-                                                    : 0;
+    const int32_t count = options_.link_tokens >= 0    ? options_.link_tokens
+                          : IsSame(layout.contexts[i]) ? 0
+                                                       : kLinkTokensIsolated;
     links.push_back({range.begin, std::min(range.end, range.begin + count)});
   }
   return MergeRanges(std::move(links));

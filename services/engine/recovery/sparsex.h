@@ -2,6 +2,10 @@
 // of them measures the attention that fresh text pays to each reused token. Above it only fresh text, the k reused
 // tokens with the most attention, and the edges of segments are computed.
 //
+// Copies in the context that they were computed in (CopyContext::kSame) are left as they are, in all layers: they take
+// part in none of this, unless the request sets an option that says how many rows are recomputed. If all copies are
+// such, there is one stage, of the fresh text.
+//
 // In the last dense layer only K and V of the rows that are not chosen are used, not their hidden states. So there are
 // three stages: all rows up to the keys of that layer; the probes through it, to score; the chosen rows from it on. The
 // result is the same as if that layer ran for all rows, and one layer is saved.
@@ -14,10 +18,12 @@ namespace spl::engine {
 
 class SparseXPolicy : public RecoveryPolicy {
  public:
-  SparseXPolicy(const ModelConfig& config, const ReuseOptions& options);
+  static constexpr double kRecomputeShare = 0.05;
+  // `recompute_share`: share of the reused tokens that is recomputed unless the options name one.
+  SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, double recompute_share = kRecomputeShare);
   std::string_view name() const override { return "sparsex"; }
   bool reuses_segments() const override { return true; }
-  int32_t first_cached_layer() const override { return dense_layers_; }
+  int32_t first_cached_layer() const override { return first_cached_layer_; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
   // Number of dense layers before the boundary.
@@ -26,10 +32,10 @@ class SparseXPolicy : public RecoveryPolicy {
   int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const;
   // Rows that are computed without regard to scores: fresh text, and the edges of reused text.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
-  // Dense layers by default. Segments cached in context: a sixth of the layers of a small dense model, an eighth of a
-  // large model or one with experts (docs/methods/sparsex.md: 15–20 % and 10–15 %). Isolated segments: twice as many,
-  // because their relations to each other were never computed, and attention needs these layers to find them
-  // (docs/results, segments).
+  // Dense layers by default. Segments in the same context: a sixth of the layers of a small dense model, an eighth of a
+  // large model or one with experts (docs/methods/sparsex.md: 15–20 % and 10–15 %). Isolated and foreign ones
+  // (`isolated`): twice as many, because their relations to each other were never computed, and attention needs these
+  // layers to find them (docs/results, segments).
   static int32_t DefaultDenseLayers(const ModelConfig& config, bool isolated);
 
  protected:
@@ -40,15 +46,19 @@ class SparseXPolicy : public RecoveryPolicy {
   int32_t dense_layers() const { return dense_layers_; }
 
  private:
+  // The copies that are recovered: all, or those in another context.
+  PositionRanges Recovered(const ReuseLayout& layout) const;
   PrefillStage Probes(const ReuseLayout& layout) const;
   // The last reused tokens, if no fresh text follows them.
   PositionRanges Tail(const ReuseLayout& layout) const;
-  // Reused tokens next to fresh text.
+  // Tokens of recovered copies next to fresh text.
   PositionRanges Overflow(const ReuseLayout& layout) const;
   PositionRanges Links(const ReuseLayout& layout) const;
 
   const ReuseOptions options_;
-  int32_t dense_layers_ = 0;  // known from Prepare on
+  const double recompute_share_;
+  int32_t dense_layers_ = 0;        // known from Prepare on
+  int32_t first_cached_layer_ = 0;  // known from Prepare on
   enum class Next { kNothing, kProbes, kChosen };
   Next next_ = Next::kNothing;
 };

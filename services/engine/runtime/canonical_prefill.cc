@@ -61,7 +61,7 @@ absl::StatusOr<CanonicalPrefill::Pass> CanonicalPrefill::Step(ParallelExecutor& 
 // The next segment that still has no source. False when there is none, or there are no pages for it.
 bool CanonicalPrefill::Start(ParallelExecutor& executor) {
   while (std::optional<CanonicalTask> task = queue_.Take()) {
-    const bool known = segments_.Contains(task->keys);
+    const bool known = task->replaces ? segments_.ContainsIsolated(task->keys) : segments_.Contains(task->keys);
     const bool begun = !known && Begin(*std::move(task), executor);
     Count([&](CanonicalStats& stats) { stats.num_dropped += known || begun ? 0 : 1; });
     if (begun) return true;
@@ -86,9 +86,10 @@ bool CanonicalPrefill::Begin(CanonicalTask task, ParallelExecutor& executor) {
 void CanonicalPrefill::Finish() {
   const CanonicalTask& task = run_->task;
   const size_t num_tokens = task.tokens.size();
-  auto source = std::make_shared<SegmentSource>(*run_->kv, 0, task.tokens, true);
+  auto source = std::make_shared<SegmentSource>(*run_->kv, 0, task.tokens, SourceContext{.isolated = true});
   source->KeepSummary(run_->policy->LocalSummaryOf({0, static_cast<int32_t>(num_tokens)}));
-  if (segments_.Insert(task.namespace_key, source, task.frozen)) options_.on_computed(task, source);
+  if (task.replaces) segments_.Replace(task.namespace_key, source, task.frozen);
+  if (task.replaces || segments_.Insert(task.namespace_key, source, task.frozen)) options_.on_computed(task, source);
   run_.reset();
   Count([&](CanonicalStats& stats) {
     ++stats.num_computed;

@@ -1,5 +1,5 @@
-// Computes segments that requests named but that have no source (canonical_queue.h), each by itself, while the engine
-// has nothing else to do.
+// Computes segments that requests named but that have no source, or one that has seen other text (canonical_queue.h),
+// each by itself, while the engine has nothing else to do.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace spl::engine {
 struct CanonicalStats {
   size_t num_queued = 0;       // including the one being computed
   bool running = false;        // one is being computed
-  uint64_t num_computed = 0;   // completed: they have sources now
+  uint64_t num_computed = 0;   // completed: they have sources of their own now
   uint64_t num_tokens = 0;     // tokens of those
   uint64_t num_cancelled = 0;  // runs that a request interrupted; they are tried again
   uint64_t num_dropped = 0;    // no room in the queue, or no pages
@@ -42,7 +42,8 @@ class CanonicalPrefill {
   CanonicalPrefill(std::shared_ptr<const Model> model, PagePool& pool, SegmentIndex& segments,
                    CanonicalPrefillOptions options);
 
-  // Adds a segment. It is not computed if it has a source by the time of its turn.
+  // Adds a segment. It is not computed if it has a source by the time of its turn; one that replaces, if that source
+  // was computed by itself.
   void Add(CanonicalTask task);
   bool has_work() const { return run_.has_value() || queue_.size() > 0; }
 

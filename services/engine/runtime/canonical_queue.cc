@@ -10,6 +10,7 @@ size_t CanonicalQueue::Add(CanonicalTask task) {
   if (known != tasks_.end()) {
     known->frozen |= task.frozen;
     known->quantized |= task.quantized;
+    known->replaces |= task.replaces;
     return 0;
   }
   const auto place = std::upper_bound(

@@ -1,6 +1,6 @@
-// Queue of segments that requests named but that have no source. Their text first appeared after a copy, so that its KV
-// was recovered and may not be kept (docs/methods/provenance.md, P3 and P6). An engine with nothing else to do computes
-// them by themselves.
+// Queue of segments that requests named but that have no source, or one that was computed behind other text. Text that
+// first appeared after a copy has none, for its KV was recovered and may not be kept (docs/methods/provenance.md, P3
+// and P6). An engine with nothing else to do computes them by themselves.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@ struct CanonicalTask {
   std::vector<chunk::ChunkKey> keys;  // the segment's chunks; the last key identifies the segment
   bool frozen = false;
   bool quantized = false;  // to be stored with quantized copies
+  bool replaces = false;   // takes the place of sources that have seen other text
 };
 
 // Bounded; the shortest segment first. One thread.
@@ -24,7 +25,8 @@ class CanonicalQueue {
  public:
   explicit CanonicalQueue(size_t capacity) : capacity_(capacity) {}
 
-  // Adds a segment. If it is queued already, the old entry stays (and becomes frozen, or quantized, if the task is). If
+  // Adds a segment. If it is queued already, the old entry stays (and becomes frozen, quantized or
+  // replacing, if the task is). If
   // the queue is full, the longest segment is dropped, perhaps the new one. Returns how many were dropped: 0 or 1.
   size_t Add(CanonicalTask task);
   // Takes the shortest segment; nothing if the queue is empty.

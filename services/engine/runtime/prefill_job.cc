@@ -90,6 +90,7 @@ void PrefillJob::EndRun() {
   run->Report(stats);
   restored_heads = run->restored_heads();
   only = run->only();
+  foreign_copies = run->foreign_copies();
 }
 
 PrefillOutcome PrefillJob::TakeOutcome(bool ok) {

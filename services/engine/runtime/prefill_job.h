@@ -41,6 +41,7 @@ struct PrefillJob {
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // null: everything
   PositionRanges only;                     // empty: everything
+  PositionRanges foreign_copies;           // PromptRun::foreign_copies
   Clock::time_point submitted = Clock::now();
   Clock::time_point started{};
   double run_lookup_s = 0;         // part of lookup_s after `started`

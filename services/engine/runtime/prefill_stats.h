@@ -11,6 +11,11 @@ namespace spl::engine {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
+// Copied tokens by the text that their KV was computed behind (CopyContext).
+struct CopiedTokens {
+  int64_t same_context = 0, isolated = 0, foreign = 0;
+};
+
 // Units are tokens. prompt = cached + aligned + computed.
 struct PrefillStats {
   std::string policy;
@@ -20,6 +25,7 @@ struct PrefillStats {
   int64_t session_tokens = 0;     // those of them from the last turn of the conversation
   int64_t stored_tokens = 0;      // those of cached_tokens from the chunk store
   int64_t aligned_tokens = 0;     // copies of segments, rotated to their new positions
+  CopiedTokens copied;            // aligned_tokens, by context
   int64_t recomputed_tokens = 0;  // those of them that were recomputed in the layers above the dense ones
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;

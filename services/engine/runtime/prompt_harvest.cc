@@ -14,6 +14,12 @@ void KeepLocalSummary(const PrefillJob& job, const PositionRange& segment, const
   if (job.publish) source.KeepSummary(job.policy->LocalSummaryOf(segment));
 }
 
+SourceContext ContextFor(const PrefillJob& job, const ReuseSpan& segment) {
+  const auto& segments = job.request.segments;
+  return SourceContextOf(segment.namespace_key, job.request.tokens, segment.range.begin,
+                         segments.empty() ? 0 : segments.front().range.begin);
+}
+
 }  // namespace
 
 void PromptHarvest::Start(std::function<double(int64_t first, int32_t count)> recompute_seconds,
@@ -63,14 +69,13 @@ void PromptHarvest::IndexSegments(const PrefillJob& job) {
     for (const PositionRange& range : job.UnmarkedText({0, static_cast<int32_t>(request.tokens.size())}))
       offered.push_back({range, request.namespace_key});
   }
-  const auto prompt = offered.empty() ? nullptr : std::make_shared<const std::vector<int32_t>>(request.tokens);
   for (const ReuseSpan& segment : offered) {
     if (segment.shared) continue;  // its source is computed by itself (NoteMissingSegments)
     const auto end = std::min<int32_t>(segment.range.end, static_cast<int32_t>(job.kv->exact_tokens()));
     if (end - segment.range.begin < std::min(segment.range.size(), chunk::kChunkTokens) || end <= segment.range.begin)
       continue;
     const auto text = job.text_of({segment.range.begin, end});
-    auto source = std::make_shared<SegmentSource>(*job.kv, segment.range.begin, text, segment.range.begin == 0, prompt);
+    auto source = std::make_shared<SegmentSource>(*job.kv, segment.range.begin, text, ContextFor(job, segment));
     KeepLocalSummary(job, segment.range, *source);
     if (local_.segments.Insert(segment.namespace_key, source, segment.frozen) && !job.publish)
       Offer(source, local_.segments.KeysOf(segment.namespace_key, text), segment.namespace_key,
@@ -89,19 +94,22 @@ void PromptHarvest::KeepSession(const PrefillJob& job) {
                        std::chrono::steady_clock::now());
 }
 
-// Remembers the segments that have no source: they stood behind a copy.
+// Remembers the segments that have no source, for they stood behind a copy, and those whose source has seen other text:
+// the next prompts put them behind yet another one.
 void PromptHarvest::NoteMissingSegments(const PrefillJob& job) {
   for (size_t i = 0; i < job.request.segments.size(); ++i) {
     const ReuseSpan& segment = job.request.segments[i];
     if (segment.range.size() < kSegmentTokensMin || job.fetched.parts.contains(i)) continue;  // the store has it
     const auto text = job.text_of(segment.range);
     std::vector<chunk::ChunkKey> keys = local_.segments.KeysOf(segment.namespace_key, text);
-    if (local_.segments.Contains(keys)) continue;
-    canonical_.Add({segment.namespace_key,
-                    {text.begin(), text.end()},
-                    std::move(keys),
-                    segment.frozen,
-                    job.policy->ReadsQuantized()});
+    const bool foreign = !IntersectionOf(job.foreign_copies, {&segment.range, 1}).empty();
+    if (foreign ? local_.segments.ContainsIsolated(keys) : local_.segments.Contains(keys)) continue;
+    canonical_.Add({.namespace_key = segment.namespace_key,
+                    .tokens = {text.begin(), text.end()},
+                    .keys = std::move(keys),
+                    .frozen = segment.frozen,
+                    .quantized = job.policy->ReadsQuantized(),
+                    .replaces = foreign});
   }
 }
 
@@ -146,7 +154,7 @@ absl::Status PromptHarvest::Publish(PrefillJob& job, std::function<void(absl::St
   for (const ReuseSpan& segment : job.publish->segments) {
     const auto text = job.text_of(segment.range);
     // Exact: the policy of a published context copies nothing.
-    auto source = std::make_shared<SegmentSource>(*job.kv, segment.range.begin, text, segment.range.begin == 0);
+    auto source = std::make_shared<SegmentSource>(*job.kv, segment.range.begin, text, ContextFor(job, segment));
     KeepLocalSummary(job, segment.range, *source);
     order.runs.push_back({.kv = nullptr,
                           .source = std::move(source),

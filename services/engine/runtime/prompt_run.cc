@@ -27,7 +27,8 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
                  "hits ascend behind the prefix");
     end = hit.target + hit.num_tokens;
     layout_.reused.push_back({hit.target, end});
-    layout_.isolated.push_back(!StandsInItsContext(hit, tokens_, hits_.front().target));
+    layout_.contexts.push_back(ContextOf(hit, tokens_, hits_.front().target));
+    CountCopy(layout_.reused.back(), layout_.contexts.back());
   }
   exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();
   aligned_tokens_ = reused_tokens();
@@ -35,6 +36,21 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
   } else if (!hits_.empty()) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
+  }
+}
+
+void PromptRun::CountCopy(const PositionRange& copy, CopyContext context) {
+  switch (context) {
+    case CopyContext::kSame:
+      copied_.same_context += copy.size();
+      break;
+    case CopyContext::kIsolated:
+      copied_.isolated += copy.size();
+      break;
+    case CopyContext::kForeign:
+      copied_.foreign += copy.size();
+      foreign_.push_back(copy);
+      break;
   }
 }
 
@@ -314,6 +330,7 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
 void PromptRun::Report(PrefillStats& stats) const {
   stats.exact = exact_;
   stats.aligned_tokens = aligned_tokens_;
+  stats.copied = copied_;
   stats.computed_tokens = stats.prompt_tokens - stats.cached_tokens - aligned_tokens_;
   stats.recomputed_tokens = recomputed_tokens();
   stats.restored_heads = static_cast<int64_t>(restored_heads().size());

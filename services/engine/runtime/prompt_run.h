@@ -66,6 +66,8 @@ class PromptRun {
   // Reused tokens whose KV above the dense layers was recomputed. Known when done.
   int64_t recomputed_tokens() const { return CountOf(recomputed_rows_) + recomputed_dropped_; }
   const ReuseLayout& layout() const { return layout_; }
+  // Copies whose KV was computed behind other text, at their places in the whole prompt.
+  const PositionRanges& foreign_copies() const { return foreign_; }
   // Copies whose summary (keys, or local query and attended tokens) no earlier prompt had stored with their source.
   int64_t summaries_computed() const { return summaries_computed_; }
   // The parts of the prompt that each layer keeps, for a policy that leaves tokens out, when done. [num_layers]; empty:
@@ -86,6 +88,7 @@ class PromptRun {
 
  private:
   bool scores() const { return stage_.score.kind != ScoreKind::kNone; }
+  void CountCopy(const PositionRange& copy, CopyContext context);
   absl::Status Enter(ParallelExecutor& executor, PrefillStage stage);
   absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
@@ -108,6 +111,8 @@ class PromptRun {
   ReuseLayout layout_;
   bool exact_ = false;          // equal to a plain prefill
   int64_t aligned_tokens_ = 0;  // copied by Begin
+  CopiedTokens copied_;         // the same, by context
+  PositionRanges foreign_;
   PrefillStage stage_;
   int64_t num_rows_ = 0;            // rows of the stage
   int64_t next_row_ = 0;            // row of the stage

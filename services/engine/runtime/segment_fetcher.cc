@@ -87,7 +87,7 @@ bool SegmentFetcher::FetchParts(const WantedSegment& wanted, const RecoveryPolic
   if (!policy.wants_summaries()) return false;
   summary = FetchSummary(*store_, SummaryKeyOf(wanted.keys, model_->fingerprint(), wanted.namespace_key),
                          wanted.text.size(), *model_, deadline);
-  if (summary.has_value() && wanted.shared && !summary->isolated) summary.reset();
+  if (summary.has_value() && wanted.shared && !summary->context.isolated) summary.reset();
   if (!summary.has_value()) return false;
   fetched.num_bytes += summary->num_bytes;
   const std::optional<std::vector<int32_t>> tiles =
@@ -96,7 +96,7 @@ bool SegmentFetcher::FetchParts(const WantedSegment& wanted, const RecoveryPolic
       !summary->summary.tile_means.empty() && (!policy.wants_local_queries() || !summary->summary.local_query.empty());
   // Of the rest of a segment whose start is a prefix there is no summary.
   if (!tiles.has_value() || !enough || wanted.only_whole) return false;
-  FetchedSegment part = FetchSegmentChunks(*store_, wanted.keys, *tiles, wanted.text, summary->begin, summary->isolated,
+  FetchedSegment part = FetchSegmentChunks(*store_, wanted.keys, *tiles, wanted.text, summary->begin, summary->context,
                                            *model_, pool_, deadline, make_room_);
   fetched.num_bytes += part.num_bytes;
   if (part.source == nullptr) return false;

@@ -15,6 +15,7 @@ TEST(ChunkHeader, RoundTrips) {
   Chunk chunk = TestChunk(5, 1000);
   chunk.header.namespace_id.fill(0x77);
   chunk.header.recompute_seconds = 0.125f;
+  chunk.header.context = MakeContextHash({1, 2}, std::vector<int32_t>(90, 3), 70);
   const auto bytes = EncodeHeader(chunk.header);
   EXPECT_EQ(std::memcmp(bytes.data(), "SPLCHUNK", 8), 0);
   const auto decoded = DecodeHeader(bytes);
@@ -29,6 +30,26 @@ TEST(ChunkHeader, RoundTrips) {
   EXPECT_EQ(decoded->payload_crc32c, chunk.header.payload_crc32c);
   EXPECT_EQ(decoded->namespace_id, chunk.header.namespace_id);
   EXPECT_EQ(decoded->recompute_seconds, 0.125f);
+  EXPECT_EQ(decoded->context, chunk.header.context);
+  EXPECT_EQ(decoded->context.lead, 70u);
+}
+
+// An older build left zeros in the place of the context, and its chunks stay readable.
+TEST(ChunkHeader, OfAnOlderBuildHasNoContext) {
+  const auto decoded = DecodeHeader(EncodeHeader(TestChunk(5, 1000).header));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_FALSE(decoded->context.known());
+}
+
+TEST(ContextHash, DependsOnTheNamespaceAndTheTextBehindTheLead) {
+  const std::vector<int32_t> text{5, 6, 7, 8};
+  const ContextHash hash = MakeContextHash({1}, text, 2);
+  EXPECT_TRUE(hash.known());
+  EXPECT_EQ(MakeContextHash({1}, std::vector<int32_t>{9, 9, 7, 8}, 2), hash);
+  EXPECT_NE(MakeContextHash({2}, text, 2), hash);
+  EXPECT_NE(MakeContextHash({1}, std::vector<int32_t>{5, 6, 7, 9}, 2), hash);
+  EXPECT_NE(MakeContextHash({1}, text, 1), hash);
+  EXPECT_TRUE(MakeContextHash({1}, text, 4).known()) << "no text, which is known";
 }
 
 TEST(ChunkHeader, AnyFlippedBitIsDataLoss) {

@@ -42,6 +42,8 @@ TEST(ChunkWire, NamespacesPinsAndOptions) {
   EXPECT_EQ(HeaderFromMeta(MetaFromHeader(header))->namespace_id, kDefaultNamespace);
   header.namespace_id.fill(9);
   header.recompute_seconds = 0.5f;
+  EXPECT_TRUE(MetaFromHeader(header).context().empty()) << "unknown";
+  header.context = MakeContextHash({4}, std::vector<int32_t>(0x1ff, 6), 0x102);
   v1::ChunkMeta meta = MetaFromHeader(header);
   EXPECT_EQ(EncodeHeader(*HeaderFromMeta(meta)), EncodeHeader(header));
   meta.set_namespace_id("short");
@@ -81,7 +83,8 @@ TEST(ChunkWire, RefusesBadStreams) {
            [](v1::ChunkMeta& m) { m.set_key("short"); }, [](v1::ChunkMeta& m) { m.clear_layout_digest(); },
            [](v1::ChunkMeta& m) { m.set_model_fingerprint(std::string(33, 'x')); },
            [](v1::ChunkMeta& m) { m.set_num_tokens(65); }, [](v1::ChunkMeta& m) { m.set_provenance(259); },
-           [](v1::ChunkMeta& m) { m.set_payload_bytes(UINT64_MAX); }}) {
+           [](v1::ChunkMeta& m) { m.set_payload_bytes(UINT64_MAX); },
+           [](v1::ChunkMeta& m) { m.set_context(std::string(12, 'x')); }}) {
     auto bad = good;
     change(*bad[0].mutable_meta());
     EXPECT_EQ(code_of(bad), absl::StatusCode::kInvalidArgument);

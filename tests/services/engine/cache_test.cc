@@ -310,7 +310,7 @@ class SegmentIndexTest : public CacheTest {
     SequenceKv kv(pool_, kShape);
     if (!kv.Reserve(static_cast<int64_t>(text.size())).ok()) return nullptr;
     kv.set_num_tokens(static_cast<int64_t>(text.size()));
-    return std::make_shared<SegmentSource>(kv, 0, text, true);
+    return std::make_shared<SegmentSource>(kv, 0, text, SourceContext{.isolated = true});
   }
   bool Has(const Tokens& text) { return index_.Contains(index_.KeysOf(kSpace, text)); }
 
@@ -354,6 +354,32 @@ TEST_F(SegmentIndexTest, WhatIsFoundOrOfferedAgainBecomesFrozen) {
   EXPECT_FALSE(Has(plain));
   EXPECT_TRUE(Has(found) && Has(offered));
   index_.CheckInvariants();
+}
+
+// A source that has seen other text, and the one that takes its place: frozen as it was, and nothing is kept twice.
+TEST_F(SegmentIndexTest, AReplacementIsFrozenIfTheReplacedWas) {
+  for (const bool frozen : {false, true}) {
+    const Tokens text = Text(frozen ? 1 : 2, 200);
+    const auto keys = index_.KeysOf(kSpace, text);
+    SequenceKv kv(pool_, kShape);
+    ASSERT_TRUE(kv.Reserve(210).ok());
+    kv.set_num_tokens(210);
+    EXPECT_FALSE(index_.ContainsIsolated(keys)) << "nothing is here";
+    EXPECT_TRUE(index_.Insert(kSpace, std::make_shared<SegmentSource>(kv, 10, text, SourceContext{}), frozen));
+    EXPECT_TRUE(index_.Contains(keys));
+    EXPECT_FALSE(index_.ContainsIsolated(keys));
+    EXPECT_FALSE(index_.Insert(kSpace, Source(text))) << "what is here stays";
+    EXPECT_FALSE(index_.ContainsIsolated(keys));
+    index_.Replace(kSpace, Source(text));
+    EXPECT_TRUE(index_.ContainsIsolated(keys));
+    EXPECT_EQ(index_.stats().num_sources, 1u);
+    EXPECT_EQ(index_.stats().num_frozen, frozen ? 1u : 0u);
+    const auto hits = index_.FindSegment(kSpace, text, All(text));
+    ASSERT_EQ(hits.size(), 1u);
+    EXPECT_TRUE(hits[0].source->isolated());
+    index_.CheckInvariants();
+    EXPECT_TRUE(frozen ? index_.EvictFrozen() : index_.EvictOne());
+  }
 }
 
 // A frozen document that begins like another text stays findable when that one goes; the other way round the longer

@@ -85,6 +85,10 @@ class ChunkFetchTest : public testing::TestWithParam<std::string> {
     source_kv_->set_num_tokens(kChunks * 64);
   }
 
+  // At position 0 by itself, elsewhere behind known text.
+  static SourceContext ContextAt(int32_t begin) {
+    return SourceContextOf(kSpace, Tokens(static_cast<size_t>(begin), 3), begin, begin);
+  }
   static bool on_device() { return GetParam() == "device"; }
   std::vector<chunk::ChunkKey> Keys() const { return SegmentIndex(model_->fingerprint()).KeysOf(kSpace, text_); }
   void FillPrefix() {
@@ -94,7 +98,7 @@ class ChunkFetchTest : public testing::TestWithParam<std::string> {
   }
   void FillSegment(int32_t begin) {
     const auto keys = Keys();
-    const SegmentSource source(*source_kv_, begin, text_, begin == 0);
+    const SegmentSource source(*source_kv_, begin, text_, ContextAt(begin));
     for (int32_t i = 0; i < PagesFor(static_cast<int64_t>(source.tokens().size())); ++i)
       store_.chunks.push_back(PackSegmentChunk(source, i, keys[static_cast<size_t>(i)], *model_).value());
   }
@@ -175,6 +179,8 @@ TEST_P(ChunkFetchTest, ASegmentArrivesInPagesOfItsOwn) {
     const auto count = static_cast<int32_t>(store_.chunks.size());
     EXPECT_EQ(fetched.source->begin(), begin);
     EXPECT_EQ(fetched.source->isolated(), begin == 0);
+    EXPECT_EQ(fetched.source->context().front, ContextAt(begin).front);
+    EXPECT_EQ(fetched.source->context().front.known(), begin != 0);
     for (int32_t i = 0; i < count; ++i) {
       std::vector<int32_t> pages;
       for (int32_t s = 0; s < shape_.num_streams(); ++s) {
@@ -213,6 +219,13 @@ TEST_P(ChunkFetchTest, PagesOfWhatDidNotComeGoBack) {
     EXPECT_EQ(fetched.source->tokens().size(), 2u * 64);
   }
   store_.chunks[2].header.first_position -= 1;
+  store_.chunks[1].header.context.digest[0] ^= 1;  // at the same place behind other text
+  {
+    const auto fetched = FetchText();
+    ASSERT_NE(fetched.source, nullptr);
+    EXPECT_EQ(fetched.source->tokens().size(), 1u * 64);
+  }
+  store_.chunks[1].header.context.digest[0] ^= 1;
   int calls = 0;
   EXPECT_EQ(FetchText([&](int64_t pages) {
               EXPECT_EQ(pages, shape_.num_streams());

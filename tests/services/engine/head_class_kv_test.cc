@@ -284,7 +284,7 @@ TEST_F(HeadClassKvTest, AViewIsNoSourceOfAnything) {
   EXPECT_DEATH(index.Insert({&key, 1}, kv), "no source of a prefix");
   EXPECT_DEATH(index.AppendLeading({&key, 1}, kv), "keep everything");
   const std::vector<int32_t> text(64);
-  EXPECT_DEATH(SegmentSource(kv, 0, text, true), "no source of a segment");
+  EXPECT_DEATH(SegmentSource(kv, 0, text, SourceContext{.isolated = true}), "no source of a segment");
 }
 
 TEST_F(HeadClassKvTest, SparesAreForTheHeadsThatMayBeRestored) {

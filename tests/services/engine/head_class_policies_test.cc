@@ -124,7 +124,8 @@ class HeadClassPoliciesTest : public testing::TestWithParam<std::string> {
     prompt.source = Run(text, {.policy = "exact"}, nullptr);
     prompt.tokens = RandomTokens(random, 70);
     prompt.hits.push_back(
-        {std::make_shared<SegmentSource>(*prompt.source.kv, 20, std::span(text).subspan(20, 290), false), 0, 70, 290});
+        {std::make_shared<SegmentSource>(*prompt.source.kv, 20, std::span(text).subspan(20, 290), SourceContext{}), 0,
+         70, 290});
     prompt.tokens.insert(prompt.tokens.end(), text.begin() + 20, text.begin() + 310);
     const Tokens end = RandomTokens(random, question);
     prompt.tokens.insert(prompt.tokens.end(), end.begin(), end.end());

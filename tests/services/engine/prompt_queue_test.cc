@@ -81,8 +81,10 @@ class PageBudgetTest : public testing::Test {
   // One of each kind, two pages each: the pool is full.
   void Fill() {
     local_.prefixes.Insert(chunk::MakePrefixKeys({}, kNamespace, Text(1)), *TwoPages());
-    local_.segments.Insert(kNamespace, std::make_shared<SegmentSource>(*TwoPages(), 0, Text(2), true), true);
-    local_.segments.Insert(kNamespace, std::make_shared<SegmentSource>(*TwoPages(), 0, Text(3), true));
+    local_.segments.Insert(
+        kNamespace, std::make_shared<SegmentSource>(*TwoPages(), 0, Text(2), SourceContext{.isolated = true}), true);
+    local_.segments.Insert(kNamespace,
+                           std::make_shared<SegmentSource>(*TwoPages(), 0, Text(3), SourceContext{.isolated = true}));
     local_.sessions.Keep({"talk", kNamespace}, Text(4), "exact", TwoPages(), kNow);
     EXPECT_EQ(pool_.num_free(), 0);
   }

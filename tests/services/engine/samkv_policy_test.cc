@@ -129,7 +129,7 @@ struct Prompt {
     for (int i = 0; i < num_documents; ++i) {
       const Tokens text = RandomTokens(random, std::uniform_int_distribution<int32_t>(length_min, length_max)(random));
       sources.push_back(Prefill(machine, text, {.policy = "exact"}));
-      hits.push_back({std::make_shared<SegmentSource>(*sources.back().kv, 0, text, true), 0,
+      hits.push_back({std::make_shared<SegmentSource>(*sources.back().kv, 0, text, SourceContext{.isolated = true}), 0,
                       static_cast<int32_t>(tokens.size()), static_cast<int32_t>(text.size())});
       tokens.insert(tokens.end(), text.begin(), text.end());
       const Tokens fresh = RandomTokens(random, i + 1 < num_documents ? between : question);
@@ -620,7 +620,8 @@ TEST_P(SamKvPolicyTest, FusionOfEqualRowsIsOverwriting) {
   std::mt19937 random = SeededRandom("theta one");
   const Tokens text = RandomTokens(random, 500);
   const Result want = Prefill(machine_, text, {.policy = "exact"});
-  const auto source = std::make_shared<SegmentSource>(*want.kv, 0, std::span(text).first(450), true);
+  const auto source =
+      std::make_shared<SegmentSource>(*want.kv, 0, std::span(text).first(450), SourceContext{.isolated = true});
   for (const bool fusion : {false, true}) {
     const Result got =
         Prefill(machine_, text, {.policy = "samkv", .budget_ratio = 1, .fusion = fusion, .choose = "attention"},

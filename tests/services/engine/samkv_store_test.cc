@@ -51,7 +51,7 @@ TEST_F(SamKvStoreTest, APublishedSegmentHasItsSummaryBesideIt) {
     EXPECT_EQ(chunk->header.namespace_id, kDocs) << "it goes when the namespace goes";
     const auto fetched = FetchSummary(*store_, SummaryKey(text), text.size(), *model_, SteadyTime::max());
     ASSERT_TRUE(fetched.has_value());
-    EXPECT_TRUE(fetched->isolated);
+    EXPECT_TRUE(fetched->context.isolated);
     EXPECT_EQ(fetched->begin, 0);
     // The means are those of the stored keys: what comes from the pages is the same.
     std::unique_ptr<kernels::Buffer> memory;

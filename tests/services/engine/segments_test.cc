@@ -1,183 +1,17 @@
 // Reuse of segments: the oracles of docs/methods/sparsex.md on whole models, on the CPU and, where there is one, a GPU.
-// Models are small and random; what they say does not matter, only that two ways to it agree.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <random>
 
 #include "kernels/backend/backend.h"
-#include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/common/tolerance.h"
-#include "services/engine/engine.h"
-#include "services/engine/methods/recovery_methods.h"
 #include "services/engine/recovery/sparsex.h"
-#include "services/engine/runtime/prompt_run.h"
-#include "tests/services/engine/prompt_runs.h"
-#include "tests/support/engine_devices.h"
-#include "tests/support/seeded_random.h"
+#include "tests/services/engine/segments_fixture.h"
 
 namespace spl::engine {
 namespace {
 
-using Tokens = std::vector<int32_t>;
-using test::RandomTokens;
-using test::SeededRandom;
-
-std::string Config(const std::string& more) {
-  return R"({"architectures":["LlamaForCausalLM"],"hidden_size":64,"intermediate_size":96,"num_hidden_layers":4,
-    "num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":512,"max_position_embeddings":8192,
-    "rms_norm_eps":1e-5,"tie_word_embeddings":true,"eos_token_id":1,"torch_dtype":"float32")" +
-         more + "}";
-}
-
-const char* const kLlama3Scaling =
-    R"(,"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
-        "original_max_position_embeddings":1024})";
-const char* const kYarnScaling =
-    R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":2048})";
-
-int32_t Between(std::mt19937& random, int32_t low, int32_t high) {
-  return std::uniform_int_distribution<int32_t>(low, high)(random);
-}
-
-struct Result {
-  std::shared_ptr<SequenceKv> kv;
-  std::vector<float> logits;  // of the last position
-  std::vector<std::byte> pages;
-  int64_t recomputed = 0;
-};
-
-class SegmentsTest : public testing::TestWithParam<std::string> {
- protected:
-  static constexpr int32_t kPoolTokens = 32 * 1024;
-  static int num_ranks() { return GetParam() == "ranks" ? 2 : 1; }
-
-  void SetUp() override { Load(""); }
-
-  // False: skipped.
-  void Load(const std::string& more, std::optional<kernels::DType> kv_dtype = std::nullopt, int32_t max_rows = 192) {
-    pool_.reset();
-    const auto devices = test::DevicesOf(GetParam(), num_ranks());
-    if (!devices.ok()) GTEST_SKIP() << devices.status();
-    auto config = ParseModelConfig(Config(more), "test");
-    ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, *devices, {.kv_dtype = kv_dtype});
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
-    const int64_t pages = PagesForTokens(model_->config(), kPoolTokens);
-    executor_.reset();
-    memory_.emplace(AllocateKvMemory(*model_, pages).value());
-    Poison(*model_, *memory_);  // whatever is read beyond what was written shows
-    pool_ = std::make_unique<PagePool>(memory_->pages, model_->backends());
-    executor_ = ParallelExecutor::Create(model_, memory_->pages, {.num_threads = 2, .max_rows = max_rows}).value();
-  }
-
-  Result Run(const Tokens& tokens, const ReuseOptions& reuse, const std::vector<SegmentHit>& hits = {},
-             std::shared_ptr<SequenceKv> kv = nullptr) {
-    Result result;
-    result.kv = kv ? std::move(kv) : std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
-    EXPECT_TRUE(result.kv->Reserve(static_cast<int64_t>(tokens.size())).ok());
-    auto policy = MakeRecoveryPolicy(reuse, model_->config());
-    EXPECT_TRUE(policy.ok()) << policy.status();
-    PromptRun run(tokens, hits, *result.kv, **policy);
-    result.logits = RunToEnd(run, *executor_, executor_->max_rows());
-    if (result.logits.empty()) return result;
-    result.recomputed = run.recomputed_tokens();
-    const std::vector<int32_t> pages = result.kv->AllPages();
-    result.pages.resize(pages.size() * model_->page_bytes());
-    EXPECT_TRUE(pool_->ReadPages(pages, result.pages.data()).ok());
-    return result;
-  }
-  Result Exact(const Tokens& tokens) { return Run(tokens, {.policy = "exact"}); }
-
-  // K or V of one token, as floats.
-  std::vector<float> Row(const Result& r, int32_t layer, int32_t head, int32_t position, bool value) const {
-    const int32_t d = model_->config().head_dim, pages = r.kv->num_pages_per_stream();
-    const size_t page = (static_cast<size_t>(layer) * model_->config().num_kv_heads + head) * pages + position / 64;
-    const std::byte* at = r.pages.data() + page * model_->page_bytes() + (value ? model_->page_bytes() / 2 : 0);
-    std::vector<float> row(d);
-    for (int32_t c = 0; c < d; ++c) {
-      const size_t i = static_cast<size_t>(position % 64) * d + c;
-      row[c] = model_->kv_dtype() == kernels::DType::kF32
-                   ? reinterpret_cast<const float*>(at)[i]
-                   : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[i]);
-    }
-    return row;
-  }
-  bool SameKv(const Result& a, const Result& b, int32_t num_tokens) const {
-    for (int32_t layer = 0; layer < model_->config().num_layers; ++layer) {
-      for (int32_t head = 0; head < model_->config().num_kv_heads; ++head) {
-        for (int32_t p = 0; p < num_tokens; ++p) {
-          for (const bool value : {false, true}) {
-            const auto x = Row(a, layer, head, p, value), y = Row(b, layer, head, p, value);
-            if (std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) != 0) {
-              ADD_FAILURE() << "layer " << layer << " head " << head << " position " << p << (value ? " V" : " K");
-              return false;
-            }
-          }
-        }
-      }
-    }
-    return true;
-  }
-  static bool SameLogits(const Result& a, const Result& b) {
-    return a.logits.size() == b.logits.size() &&
-           std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)) == 0;
-  }
-
-  std::shared_ptr<const SegmentSource> SourceOf(const Result& r, const Tokens& tokens, int32_t begin, int32_t end) {
-    return std::make_shared<SegmentSource>(*r.kv, begin, std::span(tokens).subspan(begin, end - begin), begin == 0,
-                                           std::make_shared<const Tokens>(tokens));
-  }
-
-  // Prompts that were computed exactly, and a prompt pasted together from parts of them and fresh text: fresh text of
-  // any length anywhere, a part used twice, a part of a part, an end that is a part, a cached prefix.
-  struct Layout {
-    Tokens tokens;
-    std::vector<SegmentHit> hits;
-    std::shared_ptr<SequenceKv> prefix;  // null: none
-    std::vector<Result> sources;         // keeps the pages
-  };
-  Layout RandomLayout(std::mt19937& random, int32_t length_max) {
-    Layout layout;
-    std::vector<Tokens> texts;
-    for (int i = Between(random, 1, 3); i > 0; --i) {
-      texts.push_back(RandomTokens(random, Between(random, 40, 300)));
-      layout.sources.push_back(Exact(texts.back()));
-    }
-    if (random() % 3 == 0) {  // the first chunks of a source are the prefix
-      const Result& source = layout.sources[0];
-      const auto chunks = static_cast<int32_t>(texts[0].size()) / 64;
-      if (chunks > 0) {
-        layout.prefix = std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
-        for (int32_t i = 0; i < chunks; ++i) layout.prefix->AppendShared(source.kv->PagesOfChunk(i));
-        layout.tokens.assign(texts[0].begin(), texts[0].begin() + chunks * 64);
-      }
-    }
-    const auto add_fresh = [&](int32_t count) {
-      const Tokens fresh = RandomTokens(random, count);
-      layout.tokens.insert(layout.tokens.end(), fresh.begin(), fresh.end());
-    };
-    for (int i = Between(random, 1, 6); i > 0 && static_cast<int32_t>(layout.tokens.size()) < length_max; --i) {
-      if (random() % 3 != 0) add_fresh(Between(random, 1, random() % 2 ? 5 : 150));
-      const size_t which = random() % texts.size();
-      const auto size = static_cast<int32_t>(texts[which].size());
-      const int32_t begin = Between(random, 0, size - 1), end = Between(random, begin + 1, size);
-      layout.hits.push_back({SourceOf(layout.sources[which], texts[which], begin, end), 0,
-                             static_cast<int32_t>(layout.tokens.size()), end - begin});
-      layout.tokens.insert(layout.tokens.end(), texts[which].begin() + begin, texts[which].begin() + end);
-    }
-    if (random() % 2 == 0) add_fresh(Between(random, 1, 60));
-    return layout;
-  }
-
-  std::shared_ptr<const Model> model_;
-  std::optional<KvMemory> memory_;
-  std::unique_ptr<PagePool> pool_;
-  std::unique_ptr<ParallelExecutor> executor_;
-};
+class SegmentsTest : public SegmentsFixture {};
 
 // K of layer 0 depends on the token and its position alone.
 TEST_P(SegmentsTest, AlignedKeysOfLayerZeroAreThoseOfAFreshPrefill) {
@@ -247,11 +81,13 @@ TEST_P(SegmentsTest, EveryPolicyFinishesEveryLayout) {
   for (int round = 0; round < 60 && !HasFailure(); ++round) {
     const Layout layout = RandomLayout(random, 500);
     for (const char* policy : {"naive", "sparsex", "cacheblend", "epic"}) {
-      const ReuseOptions reuse{.policy = policy,
-                               .dense_layers = Between(random, -1, 4),
-                               .recompute_share = 0.1,
-                               .recompute_min = Between(random, 0, 20),
-                               .link_tokens = Between(random, -1, 10)};
+      ReuseOptions reuse{.policy = policy};  // by default copies in their own context are left as they are
+      if (random() % 2 == 0) {
+        reuse.dense_layers = Between(random, -1, 4);
+        reuse.recompute_share = 0.1;
+        reuse.recompute_min = Between(random, 0, 20);
+        reuse.link_tokens = Between(random, -1, 10);
+      }
       std::shared_ptr<SequenceKv> prefix;
       if (layout.prefix) prefix = layout.prefix->Fork().value();
       const Result got = Run(layout.tokens, reuse, layout.hits, prefix);
@@ -351,65 +187,6 @@ TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
   EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 145) << "the request's contract";
 }
 
-// A copy is in context where the text that it has seen is known to stand in front of it, and isolated everywhere else.
-TEST_P(SegmentsTest, OnlyACopyWhoseContextStandsInFrontOfItIsInContext) {
-  if (IsSkipped()) return;
-  std::mt19937 random = SeededRandom("contexts");
-  const Tokens lead = RandomTokens(random, 30), a = RandomTokens(random, 100), b = RandomTokens(random, 150),
-               other = RandomTokens(random, 100), question = RandomTokens(random, 40);
-  const auto joined = [](std::initializer_list<Tokens> parts) {
-    Tokens tokens;
-    for (const Tokens& part : parts) tokens.insert(tokens.end(), part.begin(), part.end());
-    return tokens;
-  };
-  const auto isolated = [&](const Tokens& prompt, const std::vector<SegmentHit>& hits) {
-    SequenceKv kv(*pool_, KvShapeOf(model_->config()));
-    auto policy = MakeRecoveryPolicy({.policy = "sparsex"}, model_->config());
-    return PromptRun(prompt, hits, kv, **policy).layout().isolated;
-  };
-  const Tokens context = joined({lead, a, b});
-  const Result exact = Exact(context);
-  const auto first = SourceOf(exact, context, 30, 130), second = SourceOf(exact, context, 130, 280);
-  using Flags = std::vector<bool>;
-  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {second, 0, 130, 150}}),
-            (Flags{false, false}));
-  const Tokens new_lead = RandomTokens(random, 20);
-  EXPECT_EQ(isolated(joined({new_lead, a, b, question}), {{first, 0, 20, 100}, {second, 0, 120, 150}}),
-            (Flags{false, false}))
-      << "other instructions of a few tokens";
-  EXPECT_EQ(isolated(joined({new_lead, b, a, question}), {{second, 0, 20, 150}, {first, 0, 170, 100}}),
-            (Flags{true, true}))
-      << "the second has seen the first, which is not in front of it here";
-  EXPECT_EQ(isolated(joined({lead, a, RandomTokens(random, 1), b}), {{first, 0, 30, 100}, {second, 0, 131, 150}}),
-            (Flags{false, true}))
-      << "a token between them";
-  EXPECT_EQ(isolated(joined({RandomTokens(random, 400), a, question}), {{first, 0, 400, 100}}), Flags{false})
-      << "behind more than it has seen";
-  EXPECT_EQ(isolated(joined({lead, other, b}), {{second, 0, 130, 150}}), Flags{true}) << "without its beginning";
-  const Tokens rest(a.begin() + 70, a.end());
-  EXPECT_EQ(isolated(joined({lead, rest, b}), {{first, 70, 30, 30}, {second, 0, 60, 150}}), (Flags{true, true}))
-      << "without the beginning of its own segment";
-
-  // Computed behind another document of the same length: at the positions that it has here.
-  const Tokens foreign = joined({lead, other, b});
-  const auto stranger = SourceOf(Exact(foreign), foreign, 130, 280);
-  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {stranger, 0, 130, 150}}),
-            (Flags{false, true}))
-      << "it has never seen the first";
-
-  // Computed behind the instructions alone: it has seen nothing that is not here, and not the first.
-  const Tokens short_one = joined({lead, b});
-  const auto alone = SourceOf(Exact(short_one), short_one, 30, 180);
-  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {alone, 0, 130, 150}}),
-            (Flags{false, true}));
-
-  // As chunks of a store come: nobody knows behind what.
-  const auto unknown =
-      std::make_shared<SegmentSource>(*exact.kv, 130, std::span(context).subspan(130, 150), /*isolated=*/false);
-  EXPECT_EQ(isolated(joined({lead, a, b, question}), {{first, 0, 30, 100}, {unknown, 0, 130, 150}}),
-            (Flags{false, true}));
-}
-
 INSTANTIATE_TEST_SUITE_P(Backends, SegmentsTest, testing::Values("cpu", "ranks", "cuda"),
                          [](const auto& info) { return info.param; });
 
@@ -449,7 +226,7 @@ TEST(SegmentRanksTest, TwoRanksRecoverWhatOneDoes) {
       };
       const auto cached = run(source, {.policy = "exact"}, {});
       (void)run(prompt, {.policy = policy, .recompute_min = 20, .recompute_max = 20},
-                {{std::make_shared<SegmentSource>(*cached, 0, source, true), 0, 50, 300}});
+                {{std::make_shared<SegmentSource>(*cached, 0, source, SourceContext{.isolated = true}), 0, 50, 300}});
       const auto got = executor->Logits().value();
       logits.emplace_back(got.begin(), got.end());
     }
@@ -470,7 +247,10 @@ ModelConfig SmallConfig() { return *ParseModelConfig(Config(""), "test"); }
 TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   const ModelConfig config = SmallConfig();
   SparseXPolicy policy(config, {.dense_layers = 2, .overflow_tokens = 16, .tail_tokens = 64, .link_tokens = 2});
-  const ReuseLayout layout{1000, 64, {{100, 400}, {400, 600}, {650, 1000}}, {false, true, false}};
+  const ReuseLayout layout{1000,
+                           64,
+                           {{100, 400}, {400, 600}, {650, 1000}},
+                           {CopyContext::kSame, CopyContext::kIsolated, CopyContext::kSame}};
   const PrefillStage first = policy.FirstStage(layout);
   EXPECT_EQ(first.rows, (PositionRanges{{64, 1000}}));
   EXPECT_EQ(first.layers, (LayerRange{0, 2}));
@@ -495,24 +275,55 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
 }
 
-TEST(SparseXPolicyTest, IsolatedSegmentsGetMoreDenseLayers) {
+TEST(SparseXPolicyTest, CopiesInOtherContextsGetMoreDenseLayers) {
   ModelConfig config = SmallConfig();
   config.num_layers = 12;
-  const auto dense_layers = [&](bool isolated, int32_t option) {
-    SparseXPolicy policy(config, {.dense_layers = option});
-    const PrefillStage first = policy.FirstStage({500, 0, {{10, 200}, {200, 480}}, {false, isolated}});
+  const auto dense_layers = [&](CopyContext context, int32_t option) {
+    // An option that says how many rows are recomputed: for all copies.
+    SparseXPolicy policy(config, {.dense_layers = option, .recompute_share = 0.05});
+    const PrefillStage first = policy.FirstStage({500, 0, {{10, 200}, {200, 480}}, {CopyContext::kSame, context}});
     EXPECT_EQ(policy.first_cached_layer(), first.layers.end);
     return first.layers.end;
   };
-  EXPECT_EQ(dense_layers(false, -1), 2);
-  EXPECT_EQ(dense_layers(true, -1), 4);
-  EXPECT_EQ(dense_layers(true, 3), 3) << "what the request says counts";
+  EXPECT_EQ(dense_layers(CopyContext::kSame, -1), 2);
+  EXPECT_EQ(dense_layers(CopyContext::kIsolated, -1), 4);
+  EXPECT_EQ(dense_layers(CopyContext::kForeign, -1), 4);
+  EXPECT_EQ(dense_layers(CopyContext::kForeign, 3), 3) << "what the request says counts";
+}
+
+TEST(SparseXPolicyTest, CopiesInTheirContextHaveNoRows) {
+  ModelConfig config = SmallConfig();
+  config.num_layers = 12;
+  const std::vector<PositionRange> copies{{100, 400}, {400, 1000}, {1020, 1500}};
+  SparseXPolicy same(config, {});
+  const ReuseLayout all{1510, 64, copies, {3, CopyContext::kSame}};
+  const PrefillStage only = same.FirstStage(all);
+  EXPECT_EQ(only.rows, (PositionRanges{{64, 100}, {1000, 1020}, {1500, 1510}}));
+  EXPECT_EQ(only.layers, (LayerRange{0, 12}));
+  EXPECT_EQ(same.first_cached_layer(), 0);
+  EXPECT_FALSE(same.NextStage(all, {}).has_value());
+
+  SparseXPolicy mixed(config, {});
+  const ReuseLayout one{1500, 64, copies, {CopyContext::kSame, CopyContext::kForeign, CopyContext::kSame}};
+  const PrefillStage dense = mixed.FirstStage(one);
+  EXPECT_EQ(mixed.first_cached_layer(), 0) << "copies without rows are read in all layers";
+  // The end is a copy: its tail stands for the question.
+  EXPECT_EQ(dense.rows, (PositionRanges{{64, 100}, {400, 1020}, {1436, 1500}}));
+  EXPECT_EQ(dense.layers, (LayerRange{0, 4}));
+  const PrefillStage probes = *mixed.NextStage(one, {});
+  EXPECT_EQ(probes.score.candidates, (PositionRanges{{400, 1000}}));
+  EXPECT_EQ(probes.rows, (PositionRanges{{64, 100}, {1000, 1020}, {1436, 1500}}));
+  EXPECT_EQ(probes.score.k, 256);
+  const Tokens selected = {500};
+  // Links and the side next to fresh text of the second copy alone.
+  EXPECT_EQ(mixed.NextStage(one, selected)->rows,
+            (PositionRanges{{64, 100}, {400, 408}, {500, 501}, {984, 1020}, {1436, 1500}}));
 }
 
 // A larger k only adds rows.
 TEST(SparseXPolicyTest, MoreSelectedTokensOnlyAddRows) {
   const ModelConfig config = SmallConfig();
-  const ReuseLayout layout{500, 0, {{10, 480}}, {false}};
+  const ReuseLayout layout{500, 0, {{10, 480}}, {CopyContext::kForeign}};
   Tokens selected;
   PositionRanges before;
   for (int32_t p = 20; p < 470; p += 9) {
@@ -557,12 +368,13 @@ TEST(RangesTest, SetOperations) {
 
 // What is left of a prompt: a prefix of 10, copies at 20, 40 and 60, of which the second is dropped.
 TEST(ReuseLayoutTest, OnlyWhatIsLeft) {
-  const ReuseLayout all{80, 10, {{20, 40}, {40, 55}, {60, 75}}, {true, false, true}};
+  const ReuseLayout all{
+      80, 10, {{20, 40}, {40, 55}, {60, 75}}, {CopyContext::kIsolated, CopyContext::kSame, CopyContext::kForeign}};
   const ReuseLayout left = all.Only(PositionRanges{{0, 24}, {30, 33}, {55, 61}, {74, 80}});
   EXPECT_EQ(left.num_tokens, 39);
   EXPECT_EQ(left.num_prefix, 10);
   EXPECT_EQ(left.reused, (PositionRanges{{20, 27}, {32, 34}}));
-  EXPECT_EQ(left.isolated, (std::vector<bool>{true, true}));
+  EXPECT_EQ(left.contexts, (std::vector<CopyContext>{CopyContext::kIsolated, CopyContext::kForeign}));
   EXPECT_EQ(left.fresh(), (PositionRanges{{10, 20}, {27, 32}, {34, 39}}));
 }
 

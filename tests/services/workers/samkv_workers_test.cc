@@ -96,8 +96,9 @@ class SamKvWorkersTest : public WorkersTest {
       auto exact = engine::MakeRecoveryPolicy({.policy = "exact"}, config);
       engine::PromptRun run(text, {}, *sources.back(), **exact);
       run_all(run);
-      hits.push_back({std::make_shared<engine::SegmentSource>(*sources.back(), 0, text, true), 0,
-                      documents.ranges[i].begin, documents.ranges[i].size()});
+      hits.push_back(
+          {std::make_shared<engine::SegmentSource>(*sources.back(), 0, text, engine::SourceContext{.isolated = true}),
+           0, documents.ranges[i].begin, documents.ranges[i].size()});
     }
     engine::SequenceKv kv(pool, engine::KvShapeOf(config));
     EXPECT_TRUE(kv.Reserve(static_cast<int64_t>(documents.prompt.size())).ok());

@@ -1,0 +1,151 @@
+// Which rows sparsex computes in a whole model when few are chosen, against equations 1 to 3 of SparseX in double
+// (docs/methods/sparsex.md, "Choosing rows"): which rows ask, which columns may be chosen, over which heads the scores
+// are summed, and which rows come beside the chosen ones.
+#include <algorithm>
+#include <set>
+
+#include "tests/services/engine/segments_fixture.h"
+#include "tests/support/plain_model.h"
+#include "tests/support/temp_dir.h"
+
+namespace spl::engine {
+namespace {
+
+using test::PlainModel;
+
+class ChosenRowsTest : public SegmentsFixture {
+ protected:
+  static constexpr int32_t kBeside = 16, kTail = 64;
+
+  void SetUp() override {
+    random_ = SeededRandom("chosen rows");
+    plain_.emplace(PlainModel::Shape{}, random_, 2.0);  // wide enough that attention prefers some tokens clearly
+    plain_->Save(folder_.path());
+    LoadFolder(folder_.path(), 100);  // several passes, so that scores are sums over them
+  }
+
+  // The positions of the rows that run through the last layer, and those of the pass that scores.
+  std::set<int32_t> RowsOfLastLayer(const Layout& layout, const ReuseOptions& reuse) {
+    auto kv = layout.prefix ? layout.prefix->Fork().value()
+                            : std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
+    EXPECT_TRUE(kv->Reserve(static_cast<int64_t>(layout.tokens.size())).ok());
+    auto policy = MakeRecoveryPolicy(reuse, model_->config());
+    EXPECT_TRUE(policy.ok()) << policy.status();
+    PromptRun run(layout.tokens, layout.hits, *kv, **policy);
+    EXPECT_TRUE(run.Begin(*executor_).ok());
+    std::set<int32_t> rows;
+    while (!run.done()) {
+      const PrefillSlice slice = run.Next(executor_->max_rows());
+      const PassLayers layers = run.layers();
+      if (layers.layers.end == model_->config().num_layers) rows.insert(slice.positions.begin(), slice.positions.end());
+      EXPECT_TRUE(executor_->Prefill({&slice, 1}, layers).ok());
+      EXPECT_TRUE(run.Finish(*executor_).ok());
+    }
+    return rows;
+  }
+
+  // What the equations say of a layout, for every position.
+  struct Expected {
+    std::vector<bool> fresh, reused, always;
+    std::vector<double> scores;  // 0 where not reused
+  };
+  Expected Expect(const Layout& layout, int32_t dense_layers) const {
+    const auto length = static_cast<int32_t>(layout.tokens.size());
+    const auto size = layout.tokens.size();
+    const auto prefix = static_cast<int32_t>(layout.prefix ? layout.prefix->num_tokens() : 0);
+    Expected e{std::vector<bool>(size, true), std::vector<bool>(size), std::vector<bool>(size),
+               std::vector<double>(size)};
+    for (const SegmentHit& hit : layout.hits) {
+      for (int32_t i = hit.target; i < hit.target + hit.num_tokens; ++i) e.reused[i] = true;
+    }
+    for (int32_t i = 0; i < length; ++i) e.fresh[i] = i >= prefix && !e.reused[i];
+    std::vector<bool> asks = e.fresh;
+    if (e.reused.back()) {  // the tail: of the last copy, which ends the prompt
+      for (int32_t i = std::max(layout.hits.back().target, length - kTail); i < length; ++i) asks[i] = true;
+    }
+    for (int32_t i = 0; i < length; ++i) {
+      bool beside = false;
+      for (int32_t j = std::max(0, i - kBeside); j <= std::min(length - 1, i + kBeside); ++j) beside |= e.fresh[j];
+      e.always[i] = asks[i] || i == length - 1 || (e.reused[i] && beside);
+    }
+    const int32_t layer = std::max(0, dense_layers - 1);
+    const PlainModel::Heads heads = plain_->Forward(layout.tokens, layer + 1).back();
+    for (int32_t i = 0; i < length; ++i) {
+      if (!asks[i]) continue;
+      for (int32_t h = 0; h < plain_->shape().q_heads; ++h) {
+        const std::vector<double> attention = plain_->Attention(heads, h, i);
+        for (int32_t j = 0; j <= i; ++j) e.scores[j] += e.reused[j] ? attention[j] : 0;
+      }
+    }
+    return e;
+  }
+
+  // Scores of neighbours: the best within the radius, over the candidates one behind the other.
+  static void Pool(Expected& e, int32_t radius) {
+    std::vector<size_t> candidates;
+    for (size_t i = 0; i < e.reused.size(); ++i) {
+      if (e.reused[i]) candidates.push_back(i);
+    }
+    const std::vector<double> scores = e.scores;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      for (size_t j = i > static_cast<size_t>(radius) ? i - static_cast<size_t>(radius) : 0;
+           j < candidates.size() && j <= i + static_cast<size_t>(radius); ++j)
+        e.scores[candidates[i]] = std::max(e.scores[candidates[i]], scores[candidates[j]]);
+    }
+  }
+
+  std::mt19937 random_;
+  std::optional<PlainModel> plain_;
+  testing::TempDir folder_;
+};
+
+TEST_P(ChosenRowsTest, AreThoseOfTheEquations) {
+  int64_t chosen_rows = 0, mirrored = 0;
+  const int rounds = GetParam() == "cpu" ? 24 : 8;
+  for (int round = 0; round < rounds && !HasFailure() && !IsSkipped(); ++round) {
+    const Layout layout = RandomLayout(random_, 350);
+    if (layout.hits.empty()) continue;
+    int32_t num_reused = 0;
+    for (const SegmentHit& hit : layout.hits) num_reused += hit.num_tokens;
+    const int32_t k = std::min(num_reused, Between(random_, 1, 60)), dense_layers = Between(random_, 0, 3),
+                  radius = random_() % 3 == 0 ? 4 : 0;
+    const std::set<int32_t> rows = RowsOfLastLayer(layout, {.policy = "sparsex",
+                                                            .dense_layers = dense_layers,
+                                                            .recompute_share = 0,
+                                                            .recompute_min = k,
+                                                            .score_pool = radius,
+                                                            .overflow_tokens = kBeside,
+                                                            .tail_tokens = kTail,
+                                                            .link_tokens = 0});
+    Expected e = Expect(layout, dense_layers);
+    Pool(e, radius);
+    std::vector<double> sorted;
+    for (size_t i = 0; i < e.scores.size(); ++i) {
+      if (e.reused[i]) sorted.push_back(e.scores[i]);
+    }
+    std::sort(sorted.rbegin(), sorted.rend());
+    const double least = sorted[static_cast<size_t>(k) - 1], rounding = 1e-4 * sorted[0];
+    for (size_t i = 0; i < e.scores.size(); ++i) {
+      const auto position = static_cast<int32_t>(i);
+      const bool is_row = rows.contains(position);
+      const bool must = e.always[i] || (e.reused[i] && e.scores[i] > least + rounding);
+      const bool may = must || (e.reused[i] && e.scores[i] >= least - rounding);
+      EXPECT_TRUE(is_row ? may : !must) << "round " << round << ", l* " << dense_layers << ", k " << k << ", position "
+                                        << position << (is_row ? " is" : " is not") << " a row, its score is "
+                                        << e.scores[i] << ", the least chosen " << least;
+      chosen_rows += !e.always[i] && must ? 1 : 0;
+      mirrored += !e.always[i] && e.reused[i] && !may ? 1 : 0;
+    }
+  }
+  if (IsSkipped()) return;
+  // The test can tell: rows that only their score makes rows, and others that could have been.
+  EXPECT_GT(chosen_rows, 20);
+  EXPECT_GT(mirrored, 20);
+  std::printf("%lld rows by score alone\n", static_cast<long long>(chosen_rows));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, ChosenRowsTest, ::testing::Values("cpu", "ranks"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace spl::engine
