@@ -248,7 +248,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
 
 void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                                 ApiRequest parsed) {
-  if (!parsed.tools_json.empty() && NeedsSpecialTokens(core_.model().output_format()))
+  if (chat && NeedsSpecialTokens(core_.model().output_format(), !parsed.tools_json.empty()))
     parsed.generation.skip_special_tokens = false;
   const GenerationRequest& request = parsed.generation;
   const std::string request_id = request.request_id;

@@ -9,15 +9,16 @@
 
 namespace spl::router {
 
-// A part of a call. The first of a call has its id and the function's name; the arguments of all of them together are
-// the text of a JSON object.
+// A part of a call. The first of a call has its id and the function's name, further ones have neither; the arguments of
+// all of them together are the text of a JSON object, or of its beginning if the answer is cut off, or what a model
+// wrote in place of one once the call was certain.
 struct ToolCallDelta {
   size_t index = 0;  // which call of the answer
   std::string id, name;
   std::string arguments;
 };
 
-// Additions of a piece of text to the message.
+// Additions of a piece of text to the message. Parts of one call that are added together are one part.
 struct OutputDelta {
   std::string reasoning;
   std::string content;

@@ -195,9 +195,12 @@ std::string OpenAiFormatter::ChatEvents(Collected& state, const Delta& delta, Or
   if (!added.content.empty()) emit({{"content", added.content}});
   for (const ToolCallDelta& call : added.tool_calls) {
     state.has_calls = true;
-    OrderedJson item = CallJson(call, "");
-    item["index"] = call.index;
-    emit({{"tool_calls", OrderedJson::array({std::move(item)})}});
+    if (!call.id.empty()) {
+      OrderedJson item = CallJson(call, "");
+      item["index"] = call.index;
+      emit({{"tool_calls", OrderedJson::array({std::move(item)})}});
+    }
+    if (call.arguments.empty()) continue;
     emit({{"tool_calls", {{{"index", call.index}, {"function", {{"arguments", call.arguments}}}}}}});
   }
   if (!logprobs.is_null()) emit({{"content", ""}});
