@@ -447,19 +447,21 @@ TEST(StructuredOutputClusterTest, CallsAsPlainJsonAreForced) {
   options.output_format.tools = "json";
   auto cluster = cli::LocalCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
+  int num_ended = 0;
   for (int seed = 0; seed < 4; ++seed) {
     json body = Body("Rain?");
     body["seed"] = seed;
     body["tools"] = Tools();
     body["tool_choice"] = "required";
     body["parallel_tool_calls"] = seed % 2 == 0;
-    body["max_tokens"] = 400;
     const HttpReply reply = HttpPost((*cluster)->http_address(), kChat, body.dump());
     ASSERT_EQ(reply.status, 200) << reply.body;
     const json choice = json::parse(reply.body)["choices"][0];
     if (choice["finish_reason"] == "length") continue;  // calls of a random model need not end
+    ++num_ended;
     EXPECT_GE(CheckCalls(choice), 1u) << choice;
   }
+  EXPECT_GE(num_ended, 2) << "one call ends";
   (*cluster)->Stop();
 }
 

@@ -3,7 +3,7 @@
 namespace spl::router {
 
 void CallWriter::Begin(std::string_view name, OutputDelta* out) {
-  out->tool_calls.push_back({.index = num_calls_++, .id = make_id_(), .name = std::string(name), .arguments = {}});
+  out->AddCall({.index = num_calls_++, .id = make_id_(), .name = std::string(name), .arguments = {}});
 }
 
 // Pieces that come out together are one delta.
@@ -11,7 +11,7 @@ void CallWriter::AddArguments(std::string_view text, OutputDelta* out) {
   if (text.empty()) return;
   const size_t index = num_calls_ - 1;
   if (out->tool_calls.empty() || out->tool_calls.back().index != index)
-    out->tool_calls.push_back({.index = index, .id = {}, .name = {}, .arguments = {}});
+    out->AddCall({.index = index, .id = {}, .name = {}, .arguments = {}});
   out->tool_calls.back().arguments += text;
 }
 

@@ -51,6 +51,20 @@ TEST(StreamedCallsTest, ComeOutAsTheyAreWritten) {
   }
 }
 
+// Calls stand between pieces of content, also where one piece of text has all of them.
+TEST(StreamedCallsTest, KeepTheirPlaceInTheContent) {
+  for (const Shape& shape : Shapes()) {
+    const std::string call = shape.begin + "{}" + shape.end;
+    const bool harmony = std::string(shape.tools) == "harmony";
+    const std::string text = harmony ? "<|channel|>commentary<|message|>ab<|end|>" + call : "ab" + call;
+    SCOPED_TRACE(text);
+    const OutputDelta delta = DeltasOf(FormatOf(shape), {text}, false).front();
+    EXPECT_EQ(delta.content, "ab");
+    ASSERT_EQ(delta.tool_calls.size(), 1u);
+    EXPECT_EQ(delta.tool_calls[0].content_bytes, 2u);
+  }
+}
+
 // At whatever byte the answer ends, it is the same in one piece and in many, and a call that was begun has what was
 // written of its arguments.
 TEST(StreamedCallsTest, AnswersThatAreCutOff) {
