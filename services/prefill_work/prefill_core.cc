@@ -1,6 +1,7 @@
 #include "services/prefill_work/prefill_core.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -84,6 +85,34 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
   receipt.set_prefill_seconds(stats.prefill_s);
   if (!outcome.first_logits.empty())
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
+}
+
+// Rows of fewer alternatives than were asked for, which only a tiny vocabulary has, are filled up with token 0 at -inf.
+void FillPromptLogprobs(const std::vector<engine::TokenLogprob>& from, const std::optional<int32_t>& num_top,
+                        v1::PrefillResponse& response) {
+  if (!num_top.has_value()) return;
+  v1::PromptLogprobs& out = *response.mutable_prompt_logprobs();
+  out.set_num_top(static_cast<uint32_t>(*num_top));
+  out.mutable_logprobs()->Reserve(static_cast<int>(from.size()));
+  for (const engine::TokenLogprob& token : from) {
+    out.add_logprobs(token.logprob);
+    for (size_t i = 0; i < static_cast<size_t>(*num_top); ++i) {
+      const bool has = i < token.top.size();
+      out.add_top_ids(has ? static_cast<uint32_t>(token.top[i].first) : 0);
+      out.add_top_logprobs(has ? token.top[i].second : -std::numeric_limits<float>::infinity());
+    }
+  }
+}
+
+// Takes over what needs no check.
+void TakeFields(const v1::PrefillRequest& request, engine::PrefillRequest& prefill) {
+  prefill.num_output_tokens = request.num_output_tokens();
+  prefill.reuse_auto = request.reuse().auto_segments();
+  prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
+  prefill.return_first_logits = request.reuse().return_first_logits();
+  prefill.session = request.session();
+  if (request.has_prompt_logprobs())
+    prefill.prompt_logprobs = static_cast<int32_t>(std::min<uint32_t>(request.prompt_logprobs(), INT32_MAX));
 }
 
 engine::SamplingParams SamplingOf(const v1::PrefillRequest& request,
@@ -229,18 +258,14 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     tickets_replayed_.Increment();
     return status;
   }
-  prefill.num_output_tokens = request.num_output_tokens();
   prefill.sampling = SamplingOf(request, std::move(grammar));
-  prefill.reuse_auto = request.reuse().auto_segments();
-  prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
-  prefill.return_first_logits = request.reuse().return_first_logits();
+  TakeFields(request, prefill);
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
                                                                                engine_.model().config(), classes));
   const engine::HeadRestoreOptions restore = wire::HeadRestoreOptionsOf(request.reuse());
   if (restore.enabled && classes != nullptr)
     SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(restore, *token_selector, engine_.model()));
-  prefill.session = request.session();
   if (!request.session_owner().empty()) {
     SPLICE_ASSIGN_OR_RETURN(prefill.session_owner, wire::DigestFromBytes(request.session_owner(), "session_owner"));
   }
@@ -255,7 +280,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;
-  prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace,
+  prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace, num_top = prefill.prompt_logprobs,
                      selector = request.ticket().decode_selector().empty() ? std::string(token_selector->name())
                                                                            : request.ticket().decode_selector()](
                         const absl::Status& status, engine::PrefillOutcome outcome) {
@@ -274,6 +299,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     receipt.set_transport(push->carrier());
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
+    FillPromptLogprobs(outcome.prompt_logprobs, num_top, *call.response);
     std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes, push->peer()) : nullptr;
     if (lease != nullptr) receipt.mutable_decode_restore();
     push->Commit(outcome, std::move(lease));

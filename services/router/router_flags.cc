@@ -48,12 +48,13 @@ void AddHttpFlags(CLI::App& app, RouterOptions& options) {
   app.add_option("--cors-origins", options.cors_origins,
                  "Origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
       ->delimiter(',');
-  app.add_option("--tool-parser", options.output_format.tools,
-                 "How the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
-                 "mistral or qwen3_coder")
+  app.add_option(
+         "--tool-parser", options.output_format.tools,
+         "How the model writes calls of tools: auto (by its chat template), none, deepseek, glm4, harmony, hermes, "
+         "json, llama3_json, mistral, pythonic or qwen3_coder")
       ->capture_default_str();
   app.add_option("--reasoning-parser", options.output_format.reasoning,
-                 "How the model writes its reasoning: auto (by its chat template), none or think")
+                 "How the model writes its reasoning: auto (by its chat template), none, think or harmony")
       ->capture_default_str();
   app.add_flag("--strict-requests", options.strict_requests,
                "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");

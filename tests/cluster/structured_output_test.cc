@@ -116,20 +116,25 @@ constexpr char kTemplate[] =
 {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}
 {% endfor %}assistant: )";
 
+// A cluster of a random model whose tokenizer and template are put into `folder`.
+cli::LocalClusterOptions ClusterOptions(const std::string& folder) {
+  cli::LocalClusterOptions options;
+  options.model.random_weights = kTinyModel + "/config.json:25";
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"})
+    std::filesystem::copy(kTinyModel + "/" + file, folder + "/" + file);
+  std::ofstream(folder + "/chat_template.jinja") << kTemplate;
+  options.tokenizer_dir = folder;
+  options.http_listen = options.grpc_listen = "127.0.0.1:0";
+  options.backend = "cpu";
+  options.kv_bytes = 128 << 20;
+  return options;
+}
+
 class StructuredOutputTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     if (!grammar::HaveGrammarPlugin()) return;
-    cli::LocalClusterOptions options;
-    options.model.random_weights = kTinyModel + "/config.json:25";
-    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"})
-      std::filesystem::copy(kTinyModel + "/" + file, folder_.path() + "/" + file);
-    std::ofstream(folder_.path() + "/chat_template.jinja") << kTemplate;
-    options.tokenizer_dir = folder_.path();
-    options.http_listen = options.grpc_listen = "127.0.0.1:0";
-    options.backend = "cpu";
-    options.kv_bytes = 128 << 20;
-    auto cluster = cli::LocalCluster::Start(options);
+    auto cluster = cli::LocalCluster::Start(ClusterOptions(folder_.path()));
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }
@@ -432,6 +437,32 @@ TEST_F(StructuredOutputTest, CallsThatCannotBeForcedAreRefused) {
   reply = Post(body);
   EXPECT_EQ(reply.status, 400);
   EXPECT_THAT(reply.body, HasSubstr("tool_choice"));
+}
+
+// One call behind another, as the format of models without one of their own has them.
+TEST(StructuredOutputClusterTest, CallsAsPlainJsonAreForced) {
+  if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
+  const ::spl::testing::TempDir folder;
+  cli::LocalClusterOptions options = ClusterOptions(folder.path());
+  options.output_format.tools = "json";
+  auto cluster = cli::LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  int num_ended = 0;
+  for (int seed = 0; seed < 4; ++seed) {
+    json body = Body("Rain?");
+    body["seed"] = seed;
+    body["tools"] = Tools();
+    body["tool_choice"] = "required";
+    body["parallel_tool_calls"] = seed % 2 == 0;
+    const HttpReply reply = HttpPost((*cluster)->http_address(), kChat, body.dump());
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    const json choice = json::parse(reply.body)["choices"][0];
+    if (choice["finish_reason"] == "length") continue;  // calls of a random model need not end
+    ++num_ended;
+    EXPECT_GE(CheckCalls(choice), 1u) << choice;
+  }
+  EXPECT_GE(num_ended, 2) << "one call ends";
+  (*cluster)->Stop();
 }
 
 TEST(StructuredOutputClusterTest, AnAnswerWhoseWorkerDiesValidates) {

@@ -344,6 +344,17 @@ grpc::Status FakePrefill::Compute(const v1::PrefillRequest& request, v1::Prefill
   for (uint32_t fork = 0; fork < forks; ++fork) {
     *response->add_first_tokens() = fabric_.Sample(kv, request.sampling(), fork, kv.num_output);
   }
+  // Token i of the prompt has -i, and alternative j of it -j.
+  const bool scores = request.has_prompt_logprobs() && !ignores_prompt_logprobs_;
+  for (int i = 1; scores && i < request.token_ids_size(); ++i) {
+    v1::PromptLogprobs& logprobs = *response->mutable_prompt_logprobs();
+    logprobs.set_num_top(request.prompt_logprobs());
+    logprobs.add_logprobs(static_cast<float>(-i));
+    for (uint32_t j = 0; j < request.prompt_logprobs(); ++j) {
+      logprobs.add_top_ids(j + 1);
+      logprobs.add_top_logprobs(-static_cast<float>(j));
+    }
+  }
   v1::Receipt* receipt = response->mutable_receipt();
   receipt->set_reuse_policy("exact");
   receipt->set_decode_selector("dense");

@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -163,6 +164,8 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   // Runs wait after they have started until Hold(false).
   void Hold(bool hold);
   void FailRuns(grpc::Status status, int times);
+  // As a worker of an earlier version does.
+  void IgnorePromptLogprobs() { ignores_prompt_logprobs_ = true; }
   // Answers to RevokeTicket; the ticket is revoked either way.
   void FailRevokes(grpc::Status status);
   // The same for publishes.
@@ -217,6 +220,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   bool stopping_ = false;
   grpc::Status run_status_;
   int run_failures_ = 0;
+  std::atomic<bool> ignores_prompt_logprobs_{false};
   grpc::Status revoke_status_;
   v1::RevokeTicketRequest last_revoke_;
   std::set<std::string> revoked_;

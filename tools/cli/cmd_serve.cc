@@ -38,12 +38,13 @@ void AddRequestFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--cors-origins", c.cors_origins,
                  "origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
       ->delimiter(',');
-  app.add_option("--tool-parser", c.output_format.tools,
-                 "how the model writes calls of tools: auto (by its chat template), none, glm4, hermes, llama3_json, "
-                 "mistral or qwen3_coder")
+  app.add_option(
+         "--tool-parser", c.output_format.tools,
+         "how the model writes calls of tools: auto (by its chat template), none, deepseek, glm4, harmony, hermes, "
+         "json, llama3_json, mistral, pythonic or qwen3_coder")
       ->capture_default_str();
   app.add_option("--reasoning-parser", c.output_format.reasoning,
-                 "how the model writes its reasoning: auto (by its chat template), none or think")
+                 "how the model writes its reasoning: auto (by its chat template), none, think or harmony")
       ->capture_default_str();
   app.add_flag("--strict-requests", c.strict_requests,
                "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");

@@ -30,6 +30,7 @@ void LocalKv::AppendLeading(PrefillJob& job, SequenceKv& kv) {
   const PrefillRequest& request = job.request;
   const std::span<const chunk::ChunkKey> keys = job.reusable_keys();
   job.stats.session_tokens = 0;
+  if (request.prompt_logprobs.has_value()) return;
   if (!request.session.empty()) {
     const SessionTable::Match match =
         sessions.Find(SessionOf(request), request.tokens, MethodOf(request.reuse), std::chrono::steady_clock::now());

@@ -9,6 +9,7 @@
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/runtime/local_kv.h"
+#include "services/engine/runtime/prompt_logprobs.h"
 #include "services/methods/methods.h"
 
 namespace spl::engine {
@@ -31,6 +32,22 @@ absl::Status CheckPrompt(std::span<const int32_t> tokens, std::span<const ReuseS
                              segment.range.end, end, length);
     end = segment.range.end;
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPromptLogprobs(const PrefillRequest& request) {
+  if (!request.prompt_logprobs.has_value()) return absl::OkStatus();
+  const int32_t num_top = *request.prompt_logprobs;
+  if (num_top < 0 || num_top > kernels::kMaxTopTokens)
+    return InvalidArgument("prompt_logprobs is {}, not between 0 and {}", num_top, kernels::kMaxTopTokens);
+  if (request.reuse.policy != methods::kExact)
+    return InvalidArgument(
+        "log-probabilities of prompts are those of exact prefill, and the reuse policy is '{}': choose 'exact'",
+        request.reuse.policy);
+  const int64_t count = static_cast<int64_t>(request.tokens.size()) * (1 + num_top);
+  if (count > kMaxPromptLogprobs)
+    return InvalidArgument("{} tokens with {} alternatives each are {} log-probabilities of the prompt, at most {}",
+                           request.tokens.size(), num_top, count, kMaxPromptLogprobs);
   return absl::OkStatus();
 }
 
@@ -95,8 +112,9 @@ void PrefillJob::EndRun() {
 
 PrefillOutcome PrefillJob::TakeOutcome(bool ok) {
   if (!ok) first_tokens.clear();
-  return {std::move(first_tokens),   std::move(kv),   stats,          std::move(first_logits),
-          std::move(restored_heads), std::move(kept), std::move(only)};
+  return {
+      std::move(first_tokens),   std::move(kv),   stats,          std::move(first_logits), std::move(prompt_logprobs),
+      std::move(restored_heads), std::move(kept), std::move(only)};
 }
 
 absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, const Model& model, int64_t max_tokens,
@@ -110,7 +128,9 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
   request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
                                                 DefaultReusePolicy(model.head_classes().get()));
+  SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));
   auto job = std::make_shared<PrefillJob>();
+  if (request.prompt_logprobs.has_value()) job->prompt_logprobs.resize(request.tokens.size() - 1);
   SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model.head_classes().get()));
   if (request.segments.size() > static_cast<size_t>(job->policy->max_segments()))
     return InvalidArgument("segments has {} entries; reuse policy '{}' takes at most {}", request.segments.size(),

@@ -38,6 +38,7 @@ struct PrefillJob {
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
   std::vector<float> first_logits;
+  std::vector<TokenLogprob> prompt_logprobs;  // [tokens - 1], if the request asks for them
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // null: everything
   PositionRanges only;                     // empty: everything
@@ -59,7 +60,9 @@ struct PrefillJob {
     return std::span(request.tokens).subspan(range.begin, range.size());
   }
   // Keys of chunks that may be reused. The last prompt position is always computed: its logits give the first token.
+  // So is every position whose logits the request asks for.
   std::span<const chunk::ChunkKey> reusable_keys() const {
+    if (request.prompt_logprobs.has_value()) return {};
     return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
   }
   // Parts of `within` that are in no segment of the request.

@@ -61,16 +61,32 @@ std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
     return ended;
   }
   double tokens = 0, cost = 0;
+  if (status.ok()) status = ScorePrompts(pass);
   if (status.ok()) status = Count(pass, tokens, cost);
   if (!status.ok()) {
     Land(pass, status);
     ended.push_back({std::move(pass.jobs), status});
     return ended;
   }
-  meter_.Add(tokens, cost, Seconds(Clock::now() - start));
+  // The time that log-probabilities of some prompts take says nothing of others.
+  if (std::none_of(pass.jobs.begin(), pass.jobs.end(),
+                   [](const Job& job) { return job->request.prompt_logprobs.has_value(); }))
+    meter_.Add(tokens, cost, Seconds(Clock::now() - start));
   if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
   Finish(pass, ended);
   return ended;
+}
+
+absl::Status PrefillPasses::ScorePrompts(const Pass& pass) {
+  int32_t first_row = 0;
+  for (size_t i = 0; i < pass.jobs.size(); ++i) {
+    PrefillJob& job = *pass.jobs[i];
+    if (job.request.prompt_logprobs.has_value() && !job.cancelled())
+      SPLICE_RETURN_IF_ERROR(prompt_logprobs_.Add(executor_, job.request.tokens, pass.slices[i], first_row,
+                                                  *job.request.prompt_logprobs, job.prompt_logprobs));
+    first_row += static_cast<int32_t>(pass.slices[i].tokens.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PrefillPasses::Count(const Pass& pass, double& tokens, double& cost) {

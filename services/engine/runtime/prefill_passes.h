@@ -12,6 +12,7 @@
 #include "services/engine/runtime/prefill_job.h"
 #include "services/engine/runtime/prefill_meter.h"
 #include "services/engine/runtime/prefill_options.h"
+#include "services/engine/runtime/prompt_logprobs.h"
 #include "services/engine/runtime/prompt_queue.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/step_offer.h"
@@ -52,6 +53,8 @@ class PrefillPasses {
   int32_t RowsOfPass(bool plain) const;
   void Board(Pass& pass);
   absl::Status Run(const Pass& pass);
+  // Computes what prompts of the pass ask for of their own tokens, while the executor has their rows.
+  absl::Status ScorePrompts(const Pass& pass);
   // Records the work of the pass and its consequences for each prompt.
   absl::Status Count(const Pass& pass, double& tokens, double& cost);
   void Finish(Pass& pass, std::vector<Ended>& ended);
@@ -67,6 +70,7 @@ class PrefillPasses {
   PrefillMeter& meter_;
   const PrefillEngineOptions& options_;
   RowSampler row_sampler_;
+  PromptLogprobs prompt_logprobs_;
 };
 
 }  // namespace spl::engine

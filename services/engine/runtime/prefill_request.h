@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct PrefillOutcome {
   std::shared_ptr<const SequenceKv> kv;    // keeps the pages until they are sent; null if none were allocated
   PrefillStats stats;
   std::vector<float> first_logits;  // [vocab_size] after the prompt; empty unless asked for
+  // [prompt tokens - 1] of the token at each position but the first, behind those before it; empty unless asked for.
+  std::vector<TokenLogprob> prompt_logprobs;
   // Local heads that were restored to full visibility: layer * num_kv_heads + head, ascending.
   std::vector<int32_t> restored_heads;
   std::shared_ptr<const KeptTokens> kept;  // the prompt's tokens that decoding may use; null: all
@@ -74,6 +77,10 @@ struct PrefillRequest {
   // Most tokens without KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
   int64_t max_computed_tokens = 0;
   bool return_first_logits = false;
+  // Log-probabilities of the prompt's tokens, and so many alternatives for each. The whole prompt is computed then, and
+  // no cached KV is used, as its rows are gone. InvalidArgument: another policy than exact, or more than
+  // kMaxPromptLogprobs in all.
+  std::optional<int32_t> prompt_logprobs;
   TraceContext fetch_trace;  // for calls to the store (CurrentTrace)
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);

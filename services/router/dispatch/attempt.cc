@@ -93,6 +93,8 @@ void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, const N
   }
   *out.mutable_ticket() = attempt.ticket;
   out.set_num_output_tokens(static_cast<uint32_t>(attempt.NumPriorOutput(sent.output)));
+  // They come with the first token: a request that continues elsewhere has them.
+  if (request.prompt_logprobs.has_value() && sent.output.empty()) out.set_prompt_logprobs(*request.prompt_logprobs);
 }
 
 void ReleaseTicket(Attempt& attempt, const char* reason, const DispatchOptions& options) {

@@ -16,10 +16,17 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
   receipt_.set_decode_worker(attempt_->decode.worker_id);
   if (receipt_.transport().empty()) receipt_.set_transport(attempt_->link.transport);
   if (attempt_->decode.replays && !answer_.tokens().empty()) return;  // it is the client's already
+  const bool wants_prompt = request_.prompt_logprobs.has_value() && answer_.num_tokens() == 0;
   std::vector<Delta> deltas;
   for (int i = 0; i < response.first_tokens_size(); ++i) {
     const absl::Status taken = answer_.Take(static_cast<uint32_t>(i), response.first_tokens(i), &deltas);
     if (!taken.ok()) return Fail(taken);
+  }
+  if (wants_prompt) {
+    auto prompt = PromptFromProto(prompt_.tokens, response.prompt_logprobs());
+    if (!prompt.ok()) return Fail(Annotate(prompt.status(), "prefill on " + attempt_->prefill.worker_id));
+    const auto shared = std::make_shared<const std::vector<OutputToken>>(*std::move(prompt));
+    for (Delta& delta : deltas) delta.prompt = shared;
   }
   Emit(std::move(deltas));
 }
@@ -49,7 +56,7 @@ void Generation::Emit(std::vector<Delta> deltas) {
     return;
   }
   std::erase_if(deltas, [](const Delta& d) {
-    return d.text.empty() && d.tokens.empty() && d.finish_reason == FinishReason::kNone;
+    return d.text.empty() && d.tokens.empty() && d.finish_reason == FinishReason::kNone && d.prompt == nullptr;
   });
   if (!deltas.empty() && !sink_->OnOutput(deltas, nullptr)) paused_ = true;
 }

@@ -74,6 +74,8 @@ void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const Flee
   const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
   request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, fleet.model.default_reuse)));
   if (!methods::ReusesSegments(request.reuse.policy())) prompt.keys.segments.clear();
+  // No cached KV is used, wherever it is.
+  if (request.prompt_logprobs.has_value()) prompt.keys = {};
 }
 
 absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prompt, const FleetSnapshot& fleet,
@@ -81,6 +83,11 @@ absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prom
   const std::string field = PromptField(request.prompt);
   const uint64_t num_tokens = prompt.tokens.size();
   if (num_tokens == 0) return ParamError(field, "has no tokens");
+  if (request.prompt_logprobs.has_value() && request.reuse.policy() != methods::kExact)
+    return ParamError(request.echo ? "echo" : "prompt_logprobs",
+                      "log-probabilities of prompts are those of exact prefill, and the request's reuse is \"{}\": set "
+                      "splice.reuse to \"exact\"",
+                      request.reuse.policy());
   const auto too_long = [&](const char* what, uint64_t room) {
     return SetErrorCode(
         ParamError(field, "the prompt has {} tokens, but {} {} tokens, the output included", num_tokens, what, room),

@@ -28,6 +28,8 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, 
   out.sampling = FromProto(request.sampling(), defaults);
   out.stop.assign(request.stop().begin(), request.stop().end());
   out.echo = request.echo();
+  if (out.echo && out.sampling.logprobs.has_value())
+    return ParamError("echo", "together with logprobs is served over HTTP only (/v1/completions)");
   out.reuse = request.reuse();
   out.namespace_name = request.namespace_name();
   out.session = request.session();

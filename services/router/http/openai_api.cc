@@ -231,13 +231,12 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
   }
   absl::Status checked = CheckIgnored(parsed->ignored);
   if (checked.ok()) checked = ForceCalls(core_.model().output_format(), *parsed);
+  if (checked.ok()) checked = ReadTimeout(http, &request.deadline);
   if (!checked.ok()) return RespondError(*exchange, checked, request_id);
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;
   core_.BeginTrace(request, http.traceparent, http.tracestate);
-  const absl::Status timeout = ReadTimeout(http, &request.deadline);
-  if (!timeout.ok()) return RespondError(*exchange, timeout, request_id);
   const auto waiting = std::make_shared<ApiRequest>(*std::move(parsed));
   bases_.Resolve(caller, &waiting->generation.prompt, &waiting->generation.knowledge_bases,
                  [this, exchange, caller, lease, chat, waiting, request_id](const absl::Status& resolved) {
@@ -248,7 +247,7 @@ void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, cons
 
 void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
                                 ApiRequest parsed) {
-  if (!parsed.tools_json.empty() && NeedsSpecialTokens(core_.model().output_format()))
+  if (chat && NeedsSpecialTokens(core_.model().output_format(), !parsed.tools_json.empty()))
     parsed.generation.skip_special_tokens = false;
   const GenerationRequest& request = parsed.generation;
   const std::string request_id = request.request_id;
@@ -256,7 +255,8 @@ void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& calle
                              .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
                              .created = UnixSeconds(),
                              .model = core_.model().name(),
-                             .logprobs = request.sampling.logprobs.has_value(),
+                             .logprobs = request.sampling.logprobs,
+                             .prompt_logprobs = parsed.prompt_logprobs,
                              .include_usage = parsed.stream.include_usage,
                              .continuous_usage = parsed.stream.continuous_usage,
                              .num_continuations = request.sampling.n,

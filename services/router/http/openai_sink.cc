@@ -62,8 +62,12 @@ bool WholeSink::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) 
   formatter_.Add(deltas);
   for (const Delta& delta : deltas) {
     collected_bytes_ += delta.text.size();
-    for (const OutputToken& token : delta.tokens)
-      collected_bytes_ += token.has_logprob ? kLogprobBytes * (1 + token.top.size()) : sizeof(OutputToken);
+    const auto add = [&](const std::vector<OutputToken>& tokens) {
+      for (const OutputToken& token : tokens)
+        collected_bytes_ += token.has_logprob ? kLogprobBytes * (1 + token.top.size()) : sizeof(OutputToken);
+    };
+    add(delta.tokens);
+    if (delta.prompt != nullptr) add(*delta.prompt);
   }
   if (collected_bytes_ > kMaxWholeBytes) {
     formatter_.Clear();

@@ -21,6 +21,7 @@ struct CallShape {
 
 constexpr CallShape kShapes[] = {
     {"hermes", "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "\n"},
+    {"json", "{\"name\": \"", "\", \"arguments\": ", "}", "\n"},
     {"llama3_json", "{\"name\": \"", "\", \"parameters\": ", "}", "; "},
 };
 
@@ -47,8 +48,8 @@ absl::StatusOr<std::string> ForcedCallsTag(const std::string& format, const std:
                                          [&](const CallShape& candidate) { return format == candidate.format; });
   if (shape == std::end(kShapes))
     return Errorf(absl::StatusCode::kUnimplemented,
-                  "calls can be forced of models that write them as hermes or llama3_json, this one's format is {} "
-                  "(--tool-parser)",
+                  "calls can be forced of models that write them as hermes, json or llama3_json, and this one's format "
+                  "is {} (--tool-parser)",
                   format);
   const Json tools = Json::parse(tools_json, nullptr, false);
   Json tags = Json::array();

@@ -7,6 +7,7 @@
 
 namespace spl::router {
 
+// Arguments come out while they are written (JsonCallReader). Text between the object and the end tag is content.
 std::unique_ptr<OutputParser> MakeHermes(const CallableTools& tools);
 
 // True for a template that asks for this format.

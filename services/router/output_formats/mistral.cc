@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "services/router/output_formats/tool_call_json.h"
+#include "services/router/output_formats/bracket_scanner.h"
+#include "services/router/output_formats/call_writer.h"
+#include "services/router/output_formats/json_call_reader.h"
 
 namespace spl::router {
 namespace {
@@ -16,38 +18,68 @@ bool IsNameCharacter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
 }
 
-// Where the text goes on behind white space.
-size_t NextAt(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(kWhiteSpace, at), text.size());
-}
+std::string ShortId(const std::string& id) { return id.size() > kIdBytes ? id.substr(id.size() - kIdBytes) : id; }
 
 class Mistral final : public OutputParser {
  public:
-  explicit Mistral(MakeCallId make_id) : make_id_(std::move(make_id)) {}
+  explicit Mistral(const MakeCallId& make_id) : calls_([make_id] { return ShortId(make_id()); }) {}
 
   void Feed(std::string_view text, OutputDelta* out) override {
     held_ += text;
-    // JSON can only end where a bracket was fed.
-    if (in_json_ && text.find_first_of("}]") == std::string_view::npos) return;
-    while (inside_ ? EndCalls(out) : StartCalls(out)) {
+    while (Step(out)) {
     }
   }
 
   void Finish(OutputDelta* out) override {
-    if (!inside_) return start_.Finish(&held_, out);
-    start_.TakeBack(held_, out);
-    held_.clear();
+    if (state_ == State::kOutside) return start_.Finish(&held_, out);
+    if (state_ == State::kArguments) return calls_.AddArguments(held_, out);
+    const bool begun = state_ == State::kObject && reader_.Finish(&held_, out) == JsonCallReader::Result::kCall;
+    if (!begun && in_list_ == 0) return start_.TakeBack(space_ + held_, out);
+    // A list that is cut off between two calls has no text.
+    const size_t begin = held_.find_first_not_of(" \t\n\r,");
+    if (begin != std::string::npos) out->content += held_.substr(begin);
   }
 
  private:
-  // These two return whether there is more to do.
-  bool StartCalls(OutputDelta* out) { return inside_ = start_.Find(&held_, out); }
+  // kStart: behind the tag. kItem: in a list, in front of an object. kNext: in a list, behind one.
+  enum class State { kOutside, kStart, kItem, kObject, kNext, kArguments };
 
-  bool EndCalls(OutputDelta* out) {
+  // Returns whether there is more to do.
+  bool Step(OutputDelta* out) {
+    switch (state_) {
+      case State::kOutside:
+        if (!start_.Find(&held_, out)) return false;
+        in_list_ = 0;
+        space_.clear();
+        return Become(State::kStart);
+      case State::kStart:
+        return StartCalls(out);
+      case State::kItem:
+        return StartItem(out);
+      case State::kObject:
+        return ReadItem(out);
+      case State::kNext:
+        return EndItem();
+      case State::kArguments:
+        return ReadArguments(out);
+    }
+    return false;
+  }
+
+  bool Become(State state) {
+    state_ = state;
+    return true;
+  }
+
+  bool StartCalls(OutputDelta* out) {
     const std::string_view text = held_;
     const size_t begin = text.find_first_not_of(kWhiteSpace);
     if (begin == std::string_view::npos) return false;
-    if (text[begin] == '[') return EndList(begin, out);
+    if (text[begin] == '[') {
+      space_ = text.substr(0, begin + 1);
+      held_.erase(0, begin + 1);
+      return Become(State::kItem);
+    }
     const size_t name_end =
         std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), IsNameCharacter) - text.begin();
     if (name_end == begin || name_end - begin > kMaxNameBytes) return NoCall(out);
@@ -59,68 +91,68 @@ class Mistral final : public OutputParser {
       json = text.find_first_not_of(kWhiteSpace, json + kArguments.size());
     if (json == std::string_view::npos) return false;
     if (text[json] != '{') return NoCall(out);
-    in_json_ = true;
-    const std::optional<size_t> length = BracketLength(text.substr(json));
-    if (!length.has_value()) return false;
-    if (!IsJsonObject(text.substr(json, *length))) return NoCall(out);
-    ToolCallDelta call;
-    call.name = text.substr(begin, name_end - begin);
-    call.arguments = text.substr(json, *length);
-    Emit(std::move(call), out);
-    return EndAt(json + *length);
+    calls_.Begin(text.substr(begin, name_end - begin), out);
+    held_.erase(0, json);
+    scanner_.Start();
+    return Become(State::kArguments);
   }
 
-  // All objects of the list are calls, or none is.
-  bool EndList(size_t begin, OutputDelta* out) {
-    in_json_ = true;
-    const std::string_view list = std::string_view(held_).substr(begin);
-    const std::optional<size_t> length = BracketLength(list);
-    if (!length.has_value()) return false;
-    std::vector<ToolCallDelta> calls;
-    const size_t end = *length - 1;  // of the items
-    for (size_t at = NextAt(list, 1); at < end;) {
-      const std::optional<size_t> item =
-          list[at] == '{' ? BracketLength(list.substr(at, end - at)) : std::optional<size_t>();
-      std::optional<ToolCallDelta> call =
-          item.has_value() ? ReadToolCall(list.substr(at, *item), false) : std::optional<ToolCallDelta>();
-      if (!call.has_value()) return NoCall(out);
-      calls.push_back(*std::move(call));
-      at = NextAt(list, at + *item);
-      if (at < end && list[at] != ',') return NoCall(out);
-      at = NextAt(list, at + 1);
-    }
-    if (calls.empty()) return NoCall(out);
-    for (ToolCallDelta& call : calls) Emit(std::move(call), out);
-    return EndAt(begin + *length);
+  bool ReadArguments(OutputDelta* out) {
+    const size_t length = scanner_.Scan(held_);
+    calls_.AddArguments(std::string_view(held_).substr(0, length), out);
+    held_.erase(0, length);
+    return scanner_.ended() && EndCalls();
   }
 
-  void Emit(ToolCallDelta call, OutputDelta* out) {
-    const std::string id = make_id_();
-    call.index = num_calls_++;
-    call.id = id.size() > kIdBytes ? id.substr(id.size() - kIdBytes) : id;
-    out->tool_calls.push_back(std::move(call));
+  bool StartItem(OutputDelta* out) {
+    const size_t begin = held_.find_first_not_of(kWhiteSpace);
+    if (begin == std::string::npos) return false;
+    if (held_[begin] != '{') return NoCall(out);
+    space_ += held_.substr(0, begin);
+    held_.erase(0, begin);
+    reader_.Start();
+    return Become(State::kObject);
   }
 
-  bool EndAt(size_t end) {
-    held_.erase(0, end);
+  bool ReadItem(OutputDelta* out) {
+    const JsonCallReader::Result result = reader_.Read(&held_, out);
+    if (result == JsonCallReader::Result::kMore) return false;
+    if (result == JsonCallReader::Result::kNoCall) return NoCall(out);
+    ++in_list_;
+    return Become(State::kNext);
+  }
+
+  // Behind a call of the list, whatever is neither a comma nor the list's end is text again.
+  bool EndItem() {
+    const size_t begin = held_.find_first_not_of(kWhiteSpace);
+    if (begin == std::string::npos) return false;
+    const char c = held_[begin];
+    if (c == ',' || c == ']') held_.erase(0, begin + 1);
+    return c == ',' ? Become(State::kItem) : EndCalls();
+  }
+
+  bool EndCalls() {
     start_.Behind();
-    inside_ = in_json_ = false;
-    return true;
+    return Become(State::kOutside);
   }
 
-  // Goes on with the text behind the tag, in which there may be another tag.
+  // Goes on with the text behind the tag, in which there may be another tag. Behind a call of the list the text begins
+  // with what is none.
   bool NoCall(OutputDelta* out) {
+    if (in_list_ > 0) return EndCalls();
     start_.TakeBack("", out);
-    inside_ = in_json_ = false;
-    return true;
+    held_.insert(0, std::exchange(space_, {}));
+    return Become(State::kOutside);
   }
 
-  const MakeCallId make_id_;
+  CallWriter calls_;
   CallStart start_{kTag};
-  std::string held_;      // not yet decided
-  bool inside_ = false;   // held_ begins behind a tag
-  bool in_json_ = false;  // and has the beginning of JSON
-  size_t num_calls_ = 0;
+  JsonCallReader reader_{{}, &calls_};
+  BracketScanner scanner_;  // of arguments behind a name
+  State state_ = State::kOutside;
+  std::string held_;    // not yet decided
+  std::string space_;   // behind the tag, with the bracket of a list
+  size_t in_list_ = 0;  // calls of the list so far
 };
 
 }  // namespace

@@ -11,8 +11,9 @@
 
 namespace spl::router {
 
-// Calls come out when their JSON is complete. Their ids are the last nine characters of those of `make_id`: the
-// templates take no others. The tags are special tokens, which must be in the text (NeedsSpecialTokens).
+// Arguments come out while they are written: behind a name, and in a list as JsonCallReader tells. A list ends in front
+// of an object that is no call, and from there on there is text. Ids are the last nine characters of those of
+// `make_id`: the templates take no others. The tags are special tokens, which must be in the text (NeedsSpecialTokens).
 std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools);
 
 // True for a template that asks for this format.

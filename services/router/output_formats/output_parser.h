@@ -5,23 +5,32 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace spl::router {
 
-// A part of a call. The first of a call has its id and the function's name; the arguments of all of them together are
-// the text of a JSON object.
+// A part of a call. The first of a call has its id and the function's name, further ones have neither; the arguments of
+// all of them together are the text of a JSON object, or of its beginning if the answer is cut off, or what a model
+// wrote in place of one once the call was certain.
 struct ToolCallDelta {
   size_t index = 0;  // which call of the answer
   std::string id, name;
   std::string arguments;
+  size_t content_bytes = 0;  // content of its OutputDelta that stands in front of it
 };
 
-// Additions of a piece of text to the message.
+// Additions of a piece of text to the message. Reasoning comes first; calls stand between pieces of content. Parts of
+// one call that are added together are one part.
 struct OutputDelta {
   std::string reasoning;
   std::string content;
-  std::vector<ToolCallDelta> tool_calls;
+  std::vector<ToolCallDelta> tool_calls;  // by AddCall
+
+  void AddCall(ToolCallDelta call) {
+    call.content_bytes = content.size();
+    tool_calls.push_back(std::move(call));
+  }
 };
 
 // Parses one answer, fed in pieces of any size; the deltas put together do not depend on where the pieces end. Text

@@ -1,10 +1,14 @@
 #include "services/router/output_formats/registry.h"
 
 #include "services/base/status.h"
+#include "services/router/output_formats/deepseek.h"
 #include "services/router/output_formats/glm4.h"
+#include "services/router/output_formats/harmony.h"
 #include "services/router/output_formats/hermes.h"
+#include "services/router/output_formats/json_calls.h"
 #include "services/router/output_formats/llama3_json.h"
 #include "services/router/output_formats/mistral.h"
+#include "services/router/output_formats/pythonic.h"
 #include "services/router/output_formats/qwen3_coder.h"
 #include "services/router/output_formats/think_tags.h"
 
@@ -18,11 +22,18 @@ struct ToolFormat {
   bool special_tokens;  // its tags are special tokens of some models
 };
 
+constexpr char kHarmony[] = "harmony";  // calls and reasoning in one form
+
+bool IsNeverChosen(std::string_view /*chat_template*/) { return false; }
+
+std::unique_ptr<OutputParser> MakeHarmonyCalls(const CallableTools& tools) { return MakeHarmony(&tools, false); }
+
+// The first one that fits is chosen.
 constexpr ToolFormat kToolFormats[] = {
-    {"glm4", IsGlm4, MakeGlm4, true},
-    {"hermes", IsHermes, MakeHermes, true},
-    {"llama3_json", IsLlama3Json, MakeLlama3Json, false},
-    {"mistral", IsMistral, MakeMistral, true},
+    {"deepseek", IsDeepSeek, MakeDeepSeek, true},         {"glm4", IsGlm4, MakeGlm4, true},
+    {kHarmony, IsHarmony, MakeHarmonyCalls, true},        {"hermes", IsHermes, MakeHermes, true},
+    {"json", IsNeverChosen, MakeJsonCalls, false},        {"pythonic", IsPythonic, MakePythonic, true},
+    {"llama3_json", IsLlama3Json, MakeLlama3Json, false}, {"mistral", IsMistral, MakeMistral, true},
     {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder, true},
 };
 
@@ -36,35 +47,51 @@ absl::StatusOr<std::string> ChooseTools(const std::string& asked, std::string_vi
   return InvalidArgument("--tool-parser is '{}', not one of auto, none{}", asked, names);
 }
 
+absl::StatusOr<std::string> ChooseReasoning(const std::string& asked, std::string_view chat_template) {
+  if (asked == "none" || asked == "think" || asked == kHarmony) return asked;
+  if (asked != "auto")
+    return InvalidArgument("--reasoning-parser is '{}', not one of auto, none, think, harmony", asked);
+  if (IsHarmony(chat_template)) return std::string(kHarmony);
+  // Templates of DeepSeek-R1 have the end only.
+  const bool thinks = chat_template.find(kThinkStart) != std::string_view::npos ||
+                      chat_template.find(kThinkEnd) != std::string_view::npos;
+  return std::string(thinks ? "think" : "none");
+}
+
 }  // namespace
 
 absl::StatusOr<OutputFormat> ChooseOutputFormat(const OutputFormat& asked, std::string_view chat_template) {
   OutputFormat format;
   SPLICE_ASSIGN_OR_RETURN(format.tools, ChooseTools(asked.tools, chat_template));
-  const bool thinks = chat_template.find(kThinkStart) != std::string_view::npos;
-  if (asked.reasoning == "think" || (asked.reasoning == "auto" && thinks)) {
-    format.reasoning = "think";
-  } else if (asked.reasoning != "auto" && asked.reasoning != "none") {
-    return InvalidArgument("--reasoning-parser is '{}', not one of auto, none, think", asked.reasoning);
-  }
-  return format;
+  SPLICE_ASSIGN_OR_RETURN(format.reasoning, ChooseReasoning(asked.reasoning, chat_template));
+  if (asked.tools == "auto" && format.reasoning == kHarmony) format.tools = kHarmony;
+  if (asked.reasoning == "auto" && format.tools == kHarmony) format.reasoning = kHarmony;
+  if ((format.tools == kHarmony) == (format.reasoning == kHarmony)) return format;
+  if (format.tools == "none") return format;
+  return InvalidArgument(
+      "--tool-parser {} and --reasoning-parser {} do not go together: harmony writes calls and reasoning in one form, "
+      "so choose it for both, or none for both",
+      format.tools, format.reasoning);
 }
 
 bool EndsInReasoning(const OutputFormat& format, std::string_view prompt) {
+  if (format.reasoning == kHarmony) return prompt.ends_with(kHarmonyReasoning);
   if (format.reasoning != "think") return false;
   const size_t last = prompt.find_last_not_of(kWhiteSpace);
   return last != std::string_view::npos && prompt.substr(0, last + 1).ends_with(kThinkStart);
 }
 
-bool NeedsSpecialTokens(const OutputFormat& format) {
+bool NeedsSpecialTokens(const OutputFormat& format, bool may_call) {
+  if (format.reasoning == kHarmony) return true;
   for (const ToolFormat& candidate : kToolFormats) {
-    if (format.tools == candidate.name) return candidate.special_tokens;
+    if (may_call && format.tools == candidate.name) return candidate.special_tokens;
   }
   return false;
 }
 
 std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,
                                                bool in_reasoning) {
+  if (format.reasoning == kHarmony) return MakeHarmony(format.tools == kHarmony ? tools : nullptr, in_reasoning);
   std::unique_ptr<OutputParser> parser;
   for (const ToolFormat& candidate : kToolFormats) {
     if (tools != nullptr && format.tools == candidate.name) parser = candidate.make(*tools);

@@ -1,6 +1,7 @@
 #include "services/router/output_formats/tool_call_json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,8 @@ namespace {
 using Json = nlohmann::json;
 
 Json Parse(std::string_view text) { return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false); }
+
+constexpr size_t kMaxHeadBytes = 1024;  // of a call in front of its arguments, if it is to be certain by them
 
 size_t SkipSpace(std::string_view text, size_t at) {
   return std::min(text.find_first_not_of(kWhiteSpace, at), text.size());
@@ -40,7 +43,60 @@ std::string_view MemberText(std::string_view text, std::string_view name) {
   return found;
 }
 
+// Where the string that begins at `at` ends; npos: not in `text`.
+size_t StringEnd(std::string_view text, size_t at) {
+  for (++at; at < text.size(); ++at) {
+    if (text[at] == '"') return at + 1;
+    if (text[at] == '\\') ++at;
+  }
+  return std::string_view::npos;
+}
+
+// Where the number, true, false or null at `at` ends; `at`: there is none.
+size_t WordEnd(std::string_view text, size_t at) {
+  const auto belongs = [](unsigned char c) { return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.'; };
+  while (at < text.size() && belongs(static_cast<unsigned char>(text[at]))) ++at;
+  return at;
+}
+
+CallHead MembersInFront(std::string_view text) {
+  const CallHead more{.state = CallHead::kMore, .name = {}, .arguments = 0}, none{};
+  std::string name;
+  for (size_t at = SkipSpace(text, 1); at < text.size(); at = SkipSpace(text, at + 1)) {
+    if (text[at] != '"') return none;
+    const size_t key_end = StringEnd(text, at);
+    if (key_end == std::string_view::npos) return more;
+    const std::string_view key = text.substr(at + 1, key_end - at - 2);
+    const size_t colon = SkipSpace(text, key_end);
+    if (colon < text.size() && text[colon] != ':') return none;
+    const size_t value = SkipSpace(text, colon + 1);
+    if (value >= text.size()) return more;
+    if (key == "arguments" || key == "parameters") {
+      if (text[value] != '{' || name.empty()) return none;
+      return {.state = CallHead::kFound, .name = name, .arguments = value};
+    }
+    const bool is_string = text[value] == '"';
+    at = is_string ? StringEnd(text, value) : WordEnd(text, value);
+    if (at == value || (key == "name" && !is_string)) return none;
+    if (at >= text.size()) return more;
+    if (key == "name") {
+      const Json parsed = Parse(text.substr(value, at - value));
+      if (!parsed.is_string()) return none;
+      name = parsed.get<std::string>();
+    }
+    at = SkipSpace(text, at);
+    if (at < text.size() && text[at] != ',') return none;
+  }
+  return more;
+}
+
 }  // namespace
+
+// Only the first bytes count, so that the answer does not depend on how much of the text is there.
+CallHead ReadCallHead(std::string_view text) {
+  const CallHead head = MembersInFront(text.substr(0, kMaxHeadBytes));
+  return head.state == CallHead::kMore && text.size() >= kMaxHeadBytes ? CallHead{} : head;
+}
 
 // The arguments stay as the model wrote them: their order, and numbers that no double holds.
 std::optional<ToolCallDelta> ReadToolCall(std::string_view json, bool needs_arguments) {
@@ -65,6 +121,25 @@ std::optional<ToolCallDelta> ReadToolCall(std::string_view json, bool needs_argu
     return std::nullopt;
   }
   return out;
+}
+
+std::optional<std::vector<ToolCallDelta>> ReadToolCalls(std::string_view json, bool needs_arguments) {
+  std::vector<ToolCallDelta> calls;
+  const bool is_list = json.front() == '[';
+  const size_t end = is_list ? json.size() - 1 : json.size();  // of the items
+  for (size_t at = is_list ? SkipSpace(json, 1) : 0; at < end;) {
+    if (json[at] != '{') return std::nullopt;
+    const std::optional<size_t> item = BracketLength(json.substr(at, end - at));
+    if (!item.has_value()) return std::nullopt;
+    std::optional<ToolCallDelta> call = ReadToolCall(json.substr(at, *item), needs_arguments);
+    if (!call.has_value()) return std::nullopt;
+    calls.push_back(*std::move(call));
+    at = SkipSpace(json, at + *item);
+    if (at < end && json[at] != ',') return std::nullopt;
+    at = SkipSpace(json, at + 1);
+  }
+  if (calls.empty()) return std::nullopt;
+  return calls;
 }
 
 bool IsJsonObject(std::string_view text) { return Parse(text).is_object(); }

@@ -137,7 +137,7 @@ void ReadCommonRest(ObjectReader& reader, GenerationRequest* request) {
   reader.Ignore(
       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
   reader.Refuse({"functions", "function_call", "audio", "prediction", "web_search_options", "verbosity",
-                 "use_beam_search", "prompt_logprobs", "suffix", "logits_processors", "bad_words", "allowed_token_ids",
+                 "use_beam_search", "suffix", "logits_processors", "bad_words", "allowed_token_ids",
                  "include_stop_str_in_output", "truncate_prompt_tokens", "chat_template"});
   ReadStructuredOutput(reader, &request->sampling);
   const Json* modalities = reader.Raw("modalities");
@@ -194,6 +194,19 @@ void ReadChatLogprobs(ObjectReader& reader, std::optional<uint32_t>* out) {
   if (enabled) *out = static_cast<uint32_t>(top.value_or(0));
 }
 
+// With echo, logprobs are of the prompt, too. A stream has no place for a list that is vLLM's own.
+void ReadPromptLogprobs(ObjectReader& reader, ApiRequest* out) {
+  std::optional<uint64_t> asked;
+  reader.Uint("prompt_logprobs", kMaxTopLogprobs, &asked);
+  if (asked.has_value()) out->prompt_logprobs = static_cast<uint32_t>(*asked);
+  if (asked.has_value() && out->stream.stream)
+    reader.Fail(ParamError("prompt_logprobs", "is served without stream; with echo, logprobs are of the prompt, too"));
+  GenerationRequest& request = out->generation;
+  request.prompt_logprobs = out->prompt_logprobs;
+  if (request.echo && request.sampling.logprobs.has_value())
+    request.prompt_logprobs = std::max(*request.sampling.logprobs, out->prompt_logprobs.value_or(0));
+}
+
 }  // namespace
 
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults) {
@@ -213,6 +226,7 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
   ReadSplice(reader, &request, nullptr);
   ReadCommonRest(reader, &request);
   reader.Bool("echo", &request.echo);
+  reader.Refuse({"prompt_logprobs"});
   const bool may_call = ReadToolChoice(reader, request.sampling, &out.forced_calls);
   ChatPrompt chat;
   ReadTemplateFields(reader, &chat);
@@ -261,6 +275,7 @@ absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Samp
   std::vector<TokenSegment> token_segments;
   ReadSplice(reader, &request, &token_segments);
   ReadCommonRest(reader, &request);
+  ReadPromptLogprobs(reader, &out);
   reader.Ignore({"parallel_tool_calls"});
   reader.Refuse({"tools", "documents", "reasoning_effort", "chat_template_kwargs"});
   const Json* prompt = reader.Raw("prompt");

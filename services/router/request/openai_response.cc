@@ -195,9 +195,12 @@ std::string OpenAiFormatter::ChatEvents(Collected& state, const Delta& delta, Or
   if (!added.content.empty()) emit({{"content", added.content}});
   for (const ToolCallDelta& call : added.tool_calls) {
     state.has_calls = true;
-    OrderedJson item = CallJson(call, "");
-    item["index"] = call.index;
-    emit({{"tool_calls", OrderedJson::array({std::move(item)})}});
+    if (!call.id.empty()) {
+      OrderedJson item = CallJson(call, "");
+      item["index"] = call.index;
+      emit({{"tool_calls", OrderedJson::array({std::move(item)})}});
+    }
+    if (call.arguments.empty()) continue;
     emit({{"tool_calls", {{{"index", call.index}, {"function", {{"arguments", call.arguments}}}}}}});
   }
   if (!logprobs.is_null()) emit({{"content", ""}});
@@ -210,7 +213,7 @@ std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalIn
     const Delta& delta = deltas[i];
     Collected& state = by_index_[delta.index];
     completion_tokens_ += static_cast<uint32_t>(delta.tokens.size());
-    OrderedJson logprobs = Logprobs(delta.tokens, &state.text_offset);
+    OrderedJson logprobs = EchoedLogprobs(delta.prompt.get(), delta.tokens, &state.text_offset);
     const bool ends = delta.finish_reason != FinishReason::kNone;
     OrderedJson content = OrderedJson::object();
     if (head_.chat) {
@@ -261,6 +264,7 @@ void OpenAiFormatter::Add(std::span<const Delta> deltas) {
     Collected& state = by_index_[delta.index];
     state.text += delta.text;
     state.tokens.insert(state.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    if (delta.prompt != nullptr) state.prompt = delta.prompt;
     if (delta.finish_reason != FinishReason::kNone) state.finish_reason = delta.finish_reason;
   }
 }
@@ -277,8 +281,10 @@ OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) const {
       choice["text"] = EchoText(index) + state.text;
     }
     size_t text_offset = 0;
-    choice["logprobs"] = Logprobs(state.tokens, &text_offset);
+    choice["logprobs"] = EchoedLogprobs(state.prompt.get(), state.tokens, &text_offset);
     choice["finish_reason"] = ReasonOf(state.finish_reason, has_calls);
+    if (head_.prompt_logprobs.has_value() && state.prompt != nullptr)
+      choice["prompt_logprobs"] = PromptLogprobs(*state.prompt);
     choices.push_back(std::move(choice));
   }
   OrderedJson out = Envelope(head_.chat ? "chat.completion" : "text_completion");
@@ -289,7 +295,7 @@ OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) const {
 }
 
 OrderedJson OpenAiFormatter::Logprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const {
-  if (!head_.logprobs || tokens.empty()) return nullptr;
+  if (!head_.logprobs.has_value() || tokens.empty()) return nullptr;
   return head_.chat ? ChatLogprobs(tokens) : CompletionLogprobs(tokens, text_offset);
 }
 
@@ -315,7 +321,41 @@ OrderedJson OpenAiFormatter::ChatLogprobs(const std::vector<OutputToken>& tokens
   return out;
 }
 
-OrderedJson OpenAiFormatter::CompletionLogprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const {
+OrderedJson OpenAiFormatter::EchoedLogprobs(const std::vector<OutputToken>* prompt,
+                                            const std::vector<OutputToken>& tokens, size_t* text_offset) const {
+  if (prompt == nullptr || !head_.logprobs.has_value() || head_.echo_texts.empty())
+    return Logprobs(tokens, text_offset);
+  std::vector<OutputToken> all = *prompt;
+  for (OutputToken& token : all) token.top.resize(std::min<size_t>(token.top.size(), *head_.logprobs));
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  return CompletionLogprobs(all, text_offset);
+}
+
+// As vLLM has it: by token id, the prompt's token first. Ranks beyond the alternatives are not known.
+OrderedJson OpenAiFormatter::PromptLogprobs(const std::vector<OutputToken>& prompt) const {
+  OrderedJson list = OrderedJson::array();
+  for (const OutputToken& token : prompt) {
+    if (!token.has_logprob) {
+      list.push_back(nullptr);
+      continue;
+    }
+    OrderedJson entries = OrderedJson::object();
+    const auto add = [&](TokenId id, float logprob) {
+      const auto found = std::find_if(token.top.begin(), token.top.end(), [&](const auto& t) { return t.first == id; });
+      entries[std::to_string(id)] = {
+          {"logprob", JsonLogprob(logprob)},
+          {"rank", found == token.top.end() ? OrderedJson(nullptr) : OrderedJson(found - token.top.begin() + 1)},
+          {"decoded_token", TextOf(tokenizer_, id).text}};
+    };
+    add(token.id, token.logprob);
+    const size_t num_top = std::min<size_t>(token.top.size(), *head_.prompt_logprobs);
+    for (size_t i = 0; i < num_top; ++i) add(token.top[i].first, token.top[i].second);
+    list.push_back(std::move(entries));
+  }
+  return list;
+}
+
+OrderedJson OpenAiFormatter::CompletionLogprobs(std::span<const OutputToken> tokens, size_t* text_offset) const {
   OrderedJson out;
   out["tokens"] = OrderedJson::array();
   out["token_logprobs"] = OrderedJson::array();
@@ -326,8 +366,8 @@ OrderedJson OpenAiFormatter::CompletionLogprobs(const std::vector<OutputToken>& 
     OrderedJson top = OrderedJson::object();
     for (const auto& [id, logprob] : token.top) top[TextOf(tokenizer_, id).text] = JsonLogprob(logprob);
     out["tokens"].push_back(text);
-    out["token_logprobs"].push_back(JsonLogprob(token.logprob));
-    out["top_logprobs"].push_back(std::move(top));
+    out["token_logprobs"].push_back(token.has_logprob ? OrderedJson(JsonLogprob(token.logprob)) : OrderedJson(nullptr));
+    out["top_logprobs"].push_back(token.has_logprob ? std::move(top) : OrderedJson(nullptr));
     out["text_offset"].push_back(*text_offset);
     *text_offset += CountCharacters(text);
   }

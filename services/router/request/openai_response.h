@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,13 +47,14 @@ class OpenAiFormatter {
     std::string id;  // "chatcmpl-…" or "cmpl-…"
     int64_t created = 0;
     std::string model;
-    bool logprobs = false;                     // the request asked for them
-    bool include_usage = false;                // only for a stream
-    bool continuous_usage = false;             // every event of a stream has the usage so far
-    std::vector<std::string> echo_texts = {};  // [prompt]: put before the text of its continuations; may be empty
-    uint32_t num_continuations = 1;            // for each prompt
-    OutputFormat output_format = {};           // for a chat: how reasoning and tool calls are recognized
-    std::string tools_json = {};               // tools that may be called; empty: none
+    std::optional<uint32_t> logprobs = {};         // alternatives of each token; unset: not asked for
+    std::optional<uint32_t> prompt_logprobs = {};  // the same in a completion's "prompt_logprobs"
+    bool include_usage = false;                    // only for a stream
+    bool continuous_usage = false;                 // every event of a stream has the usage so far
+    std::vector<std::string> echo_texts = {};      // [prompt]: put before the text of its continuations; may be empty
+    uint32_t num_continuations = 1;                // for each prompt
+    OutputFormat output_format = {};               // for a chat: how reasoning and tool calls are recognized
+    std::string tools_json = {};                   // tools that may be called; empty: none
   };
 
   OpenAiFormatter(const tokenizer::Tokenizer& tokenizer, Head head) : tokenizer_(tokenizer), head_(std::move(head)) {}
@@ -71,6 +74,7 @@ class OpenAiFormatter {
   struct Collected {
     std::string text;
     std::vector<OutputToken> tokens;
+    std::shared_ptr<const std::vector<OutputToken>> prompt;  // null: its log-probabilities were not asked for
     FinishReason finish_reason = FinishReason::kNone;
     bool started = false;
     size_t text_offset = 0;                // characters of the tokens so far
@@ -87,7 +91,11 @@ class OpenAiFormatter {
   OrderedJson Message(const Collected& state, bool* has_calls) const;
   OrderedJson Logprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const;
   OrderedJson ChatLogprobs(const std::vector<OutputToken>& tokens) const;
-  OrderedJson CompletionLogprobs(const std::vector<OutputToken>& tokens, size_t* text_offset) const;
+  OrderedJson CompletionLogprobs(std::span<const OutputToken> tokens, size_t* text_offset) const;
+  // The same with those of an echoed prompt in front; `prompt` may be null.
+  OrderedJson EchoedLogprobs(const std::vector<OutputToken>* prompt, const std::vector<OutputToken>& tokens,
+                             size_t* text_offset) const;
+  OrderedJson PromptLogprobs(const std::vector<OutputToken>& prompt) const;
 
   const tokenizer::Tokenizer& tokenizer_;
   const Head head_;

@@ -151,9 +151,6 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
     return ParamError("session", "may have {} bytes at most, got {}", kMaxNameBytes, request.session.size());
   SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling));
   SPLICE_RETURN_IF_ERROR(ValidateStop(request.stop));
-  if (request.echo && request.sampling.logprobs.has_value()) {
-    return ParamError("echo", "together with logprobs is not served: log-probabilities of the prompt are not computed");
-  }
   SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt, request.reuse.policy()));
   return ValidateReuse(request);
 }

@@ -135,6 +135,8 @@ struct GenerationRequest {
   Sampling sampling;
   std::vector<std::string> stop;
   bool echo = false;
+  // Log-probabilities of the prompt's tokens with so many alternatives; unset: none. The prompt is computed as a whole.
+  std::optional<uint32_t> prompt_logprobs;
   bool skip_special_tokens = true;
   v1::ReuseOptions reuse;  // the router reads a few of its fields and carries the others
   std::string namespace_name;
@@ -169,6 +171,9 @@ struct Delta {
   std::string text;
   std::vector<OutputToken> tokens;
   FinishReason finish_reason = FinishReason::kNone;
+  // The prompt's tokens with their log-probabilities, which the first one does not have; with a continuation's first
+  // delta. Null: they were not asked for, or came before.
+  std::shared_ptr<const std::vector<OutputToken>> prompt = nullptr;
 };
 
 struct FinalInfo {

@@ -1,5 +1,6 @@
 #include "services/router/request/wire.h"
 
+#include "services/base/status.h"
 #include "services/wire/structured_output.h"
 
 namespace spl::router {
@@ -87,6 +88,31 @@ v1::TokenLogprob LogprobToProto(const OutputToken& token) {
     candidate->set_logprob(logprob);
   }
   return out;
+}
+
+absl::StatusOr<std::vector<OutputToken>> PromptFromProto(std::span<const TokenId> prompt,
+                                                         const v1::PromptLogprobs& logprobs) {
+  const size_t num_top = logprobs.num_top();
+  const size_t num_told = logprobs.logprobs().size();
+  if (num_told + 1 != prompt.size() || logprobs.top_ids_size() != logprobs.top_logprobs_size() ||
+      static_cast<size_t>(logprobs.top_ids_size()) != num_told * num_top)
+    return Errorf(
+        absl::StatusCode::kFailedPrecondition,
+        "log-probabilities of {} tokens and {} alternatives for a prompt of {} tokens: a worker of an earlier "
+        "version does not compute them, upgrade it",
+        num_told, logprobs.top_ids_size(), prompt.size());
+  std::vector<OutputToken> tokens(prompt.size());
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    OutputToken& token = tokens[i];
+    token.id = prompt[i];
+    if (i == 0) continue;
+    token.has_logprob = true;
+    token.logprob = logprobs.logprobs(static_cast<int>(i - 1));
+    for (size_t j = (i - 1) * num_top; j < i * num_top; ++j)
+      token.top.emplace_back(static_cast<TokenId>(logprobs.top_ids(static_cast<int>(j))),
+                             logprobs.top_logprobs(static_cast<int>(j)));
+  }
+  return tokens;
 }
 
 v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores) {

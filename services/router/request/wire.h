@@ -1,9 +1,14 @@
 // Converts plain structs to protobuf messages and back. Besides the gRPC handlers, only this file knows both.
 #pragma once
 
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
 #include "services/router/request/request.h"
 #include "spl/v1/common.pb.h"
 #include "spl/v1/decode.pb.h"
+#include "spl/v1/prefill.pb.h"
 
 namespace spl::router {
 
@@ -28,6 +33,10 @@ OutputToken TokenFromProto(const SampledToken& sampled) {
   }
   return token;
 }
+// The prompt's tokens with what a prefill worker says of them. FailedPrecondition: it does not say it of every token
+// but the first.
+absl::StatusOr<std::vector<OutputToken>> PromptFromProto(std::span<const TokenId> prompt,
+                                                         const v1::PromptLogprobs& logprobs);
 v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores);
 
 }  // namespace spl::router

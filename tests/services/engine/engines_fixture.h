@@ -141,6 +141,7 @@ struct Outcome {
   absl::Status status;
   PrefillStats stats;
   std::vector<float> first_logits;
+  std::vector<TokenLogprob> prompt_logprobs;
   Tokens tokens;
   std::vector<float> logprobs;  // of decoded tokens, where the request asks for them, as in Answer
 
@@ -243,6 +244,7 @@ class EnginesTest : public testing::Test {
                           const absl::Status& status, PrefillOutcome result) {
       outcome->stats = result.stats;
       outcome->first_logits = result.first_logits;
+      outcome->prompt_logprobs = result.prompt_logprobs;
       if (!status.ok()) return outcome->Finish(status);
       DecodeRequest next;
       next.kv = CopyKv(*result.kv);

@@ -333,9 +333,15 @@ TEST(ForcedCallsTest, BecomeAGrammarOfTheModelsFormat) {
   ASSERT_TRUE(required.ok()) << required.status();
   EXPECT_FALSE(required->forced_calls->one);
   EXPECT_TRUE(parse(R"("tool_choice":"required","parallel_tool_calls":false)")->forced_calls->one);
-  const absl::Status other = ForceCalls({.tools = "mistral"}, *required);
-  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(other.message().find("mistral"), std::string::npos) << other;
+  auto generic = parse(R"("tool_choice":"required")");
+  ASSERT_TRUE(ForceCalls({.tools = "json"}, *generic).ok());
+  EXPECT_NE(generic->generation.sampling.structured_output->text.find(R"("{\"name\": \"f\", \"arguments\": ")"),
+            std::string::npos);
+  for (const std::string format : {"deepseek", "glm4", "harmony", "mistral", "pythonic", "qwen3_coder"}) {
+    const absl::Status other = ForceCalls({.tools = format}, *required);
+    EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(other.message().find("format is " + format), std::string::npos) << other;
+  }
   EXPECT_FALSE(parse(R"("tool_choice":"auto")")->forced_calls.has_value());
 }
 

@@ -7,76 +7,10 @@
 #include "services/router/output_formats/registry.h"
 #include "services/router/output_formats/think_tags.h"
 #include "services/router/output_formats/tool_call_json.h"
+#include "tests/services/router/output_format_cases.h"
 
 namespace spl::router {
 namespace {
-
-// "NAME(ARGUMENTS)" of each call, in order.
-struct Message {
-  std::string reasoning, content;
-  std::vector<std::string> calls;
-  bool operator==(const Message&) const = default;
-};
-
-std::ostream& operator<<(std::ostream& out, const Message& m) {
-  out << "reasoning \"" << m.reasoning << "\" content \"" << m.content << "\"";
-  for (const std::string& call : m.calls) out << " call " << call;
-  return out;
-}
-
-struct Case {
-  const char* what;
-  std::string text;
-  Message expected;
-  bool in_reasoning = false;
-};
-
-constexpr char kTools[] = R"([{"type": "function", "function": {"name": "edit", "parameters": {"type": "object",
-    "properties": {"path": {"type": "string"}, "note": {"type": ["null", "string"]}, "line": {"type": "integer"}}}}},
-    {"type": "function", "function": {"name": "bare"}}])";
-
-// Parses the pieces; a call's index and id must be its own.
-Message ParsePieces(const OutputFormat& format, const std::vector<std::string_view>& pieces, bool in_reasoning) {
-  int num_ids = 0;
-  const CallableTools tools{.json = kTools, .make_id = [&] { return "id" + std::to_string(num_ids++); }};
-  const auto parser = MakeOutputParser(format, &tools, in_reasoning);
-  OutputDelta all;
-  for (const std::string_view piece : pieces) parser->Feed(piece, &all);
-  parser->Finish(&all);
-  Message out{all.reasoning, all.content, {}};
-  for (const ToolCallDelta& call : all.tool_calls) {
-    EXPECT_EQ(call.index, out.calls.size());
-    EXPECT_EQ(call.id, "id" + std::to_string(out.calls.size()));
-    out.calls.push_back(call.name + "(" + call.arguments + ")");
-  }
-  return out;
-}
-
-void ExpectCases(const OutputFormat& format, const std::vector<Case>& cases) {
-  const unsigned seed = std::random_device()();
-  std::mt19937 random(seed);
-  for (const Case& c : cases) {
-    SCOPED_TRACE(std::string(c.what) + ", seed " + std::to_string(seed));
-    const std::string_view text = c.text;
-    ASSERT_EQ(ParsePieces(format, {text}, c.in_reasoning), c.expected);
-    std::vector<std::string_view> bytes;
-    for (size_t i = 0; i < text.size(); ++i) bytes.push_back(text.substr(i, 1));
-    ASSERT_EQ(ParsePieces(format, bytes, c.in_reasoning), c.expected) << "byte by byte";
-    for (size_t cut = 0; cut <= text.size(); ++cut) {
-      ASSERT_EQ(ParsePieces(format, {text.substr(0, cut), text.substr(cut)}, c.in_reasoning), c.expected)
-          << "cut at " << cut;
-    }
-    for (int i = 0; i < 50; ++i) {
-      std::vector<std::string_view> pieces;
-      for (size_t at = 0; at < text.size();) {
-        const size_t length = 1 + random() % 7;
-        pieces.push_back(text.substr(at, length));
-        at += length;
-      }
-      ASSERT_EQ(ParsePieces(format, pieces, c.in_reasoning), c.expected) << "random pieces";
-    }
-  }
-}
 
 TEST(OutputFormatsTest, Hermes) {
   ExpectCases(
@@ -106,6 +40,43 @@ TEST(OutputFormatsTest, Hermes) {
        {"no name",
         "<tool_call>{\"arguments\": {}}</tool_call>",
         {"", "<tool_call>{\"arguments\": {}}</tool_call>", {}}},
+       {"no end of the object",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1}\n</tool_call>",
+        {"", "", {"a({\"x\": 1})"}}},
+       {"no end tag",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {}}\n<tool_call>{\"name\": \"b\"}</tool_call>",
+        {"", "", {"a({})", "b({})"}}},
+       {"text in front of the end tag",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {}} x</tool_call> y",
+        {"", "xy", {"a({})"}}},
+       {"a bracket too many", "<tool_call>{\"name\": \"a\", \"arguments\": {}}}</tool_call>", {"", "}", {"a({})"}}},
+       {"members in front and behind",
+        "<tool_call>{\"id\": 7, \"name\": \"a\", \"arguments\": {}, \"x\": {\"y\": [1]}}</tool_call>",
+        {"", "", {"a({})"}}},
+       {"text behind the arguments",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {} x}</tool_call>",
+        {"", "x}", {"a({})"}}},
+       {"the name last",
+        "<tool_call>{\"arguments\": {\"x\": 1}, \"name\": \"a\"}</tool_call>",
+        {"", "", {"a({\"x\": 1})"}}},
+       {"a name with escapes",
+        "<tool_call>{\"name\": \"\\u0061\\\"\", \"arguments\": {}}</tool_call>",
+        {"", "", {"a\"({})"}}},
+       {"tags in a text",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": \"</tool_call>\\\"{<tool_call>\"}}</tool_call>!",
+        {"", "!", {"a({\"x\": \"</tool_call>\\\"{<tool_call>\"})"}}},
+       {"malformed once it is certain",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": oops}}</tool_call>",
+        {"", "", {"a({\"x\": oops})"}}},
+       {"malformed, and not closed",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": </tool_call> <tool_call>{\"name\": \"b\"}</tool_call>",
+        {"", "", {"a({\"x\": )", "b({})"}}},
+       {"cut off in the arguments",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": \"y",
+        {"", "", {"a({\"x\": \"y)"}}},
+       {"cut off behind the arguments",
+        "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1}, \"id\": \"7",
+        {"", ", \"id\": \"7", {"a({\"x\": 1})"}}},
        {"no object of arguments",
         "<tool_call>{\"name\": \"a\", \"arguments\": [1]}</tool_call>",
         {"", "<tool_call>{\"name\": \"a\", \"arguments\": [1]}</tool_call>", {}}},
@@ -159,16 +130,28 @@ TEST(OutputFormatsTest, Mistral) {
        {"text behind", "[TOOL_CALLS]a{} Done.", {"", "Done.", {"a({})"}}},
        {"only text", "[TOOL] and [TOOL_CALL", {"", "[TOOL] and [TOOL_CALL", {}}},
        {"no list of calls", "x [TOOL_CALLS] [1, 2] y", {"", "x [TOOL_CALLS] [1, 2] y", {}}},
-       {"one bad object", "[TOOL_CALLS][{\"name\": \"a\"}, {}]", {"", "[TOOL_CALLS][{\"name\": \"a\"}, {}]", {}}},
-       {"no comma",
-        "[TOOL_CALLS][{\"name\": \"a\"} {\"name\": \"b\"}]",
-        {"", "[TOOL_CALLS][{\"name\": \"a\"} {\"name\": \"b\"}]", {}}},
+       {"the second is no call", "[TOOL_CALLS][{\"name\": \"a\"}, {}]", {"", "{}]", {"a({})"}}},
+       {"the first is no call",
+        "[TOOL_CALLS][ {}, {\"name\": \"a\"}]",
+        {"", "[TOOL_CALLS][ {}, {\"name\": \"a\"}]", {}}},
+       {"a list that is read while it is written",
+        "[TOOL_CALLS] [{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\", \"arguments\": {}, \"id\": 3}] "
+        "y",
+        {"", "y", {"a({\"x\": 1})", "b({})"}}},
+       {"no comma", "[TOOL_CALLS][{\"name\": \"a\"} {\"name\": \"b\"}]", {"", "{\"name\": \"b\"}]", {"a({})"}}},
        {"an empty list", "[TOOL_CALLS][]", {"", "[TOOL_CALLS][]", {}}},
-       {"cut off in the list", "[TOOL_CALLS] [{\"name\": \"a\"}, ", {"", "[TOOL_CALLS] [{\"name\": \"a\"}, ", {}}},
-       {"cut off in the arguments", "[TOOL_CALLS]a[ARGS]{\"x\": ", {"", "[TOOL_CALLS]a[ARGS]{\"x\": ", {}}},
+       {"cut off in the list", "[TOOL_CALLS] [{\"name\": \"a\"}, ", {"", "", {"a({})"}}},
+       {"cut off in the second call",
+        "[TOOL_CALLS] [{\"name\": \"a\"}, {\"name\": \"b",
+        {"", "{\"name\": \"b", {"a({})"}}},
+       {"cut off in the first call", "x [TOOL_CALLS] [{\"name\": \"a", {"", "x [TOOL_CALLS] [{\"name\": \"a", {}}},
+       {"cut off in the arguments", "[TOOL_CALLS]a[ARGS]{\"x\": ", {"", "", {"a({\"x\": )"}}},
+       {"cut off in the arguments of a list",
+        "[TOOL_CALLS] [{\"name\": \"a\", \"arguments\": {\"x\": [",
+        {"", "", {"a({\"x\": [)"}}},
        {"cut off in the name", " [TOOL_CALLS]a", {"", " [TOOL_CALLS]a", {}}},
        {"no name", "[TOOL_CALLS]! [TOOL_CALLS]a{}", {"", "[TOOL_CALLS]!", {"a({})"}}},
-       {"bad arguments", "[TOOL_CALLS]a{x}", {"", "[TOOL_CALLS]a{x}", {}}},
+       {"malformed once it is certain", "[TOOL_CALLS]a{x}", {"", "", {"a({x})"}}},
        {"white space", " \n", {"", " \n", {}}}});
 }
 
@@ -233,7 +216,7 @@ TEST(OutputFormatsTest, Glm4) {
 }
 
 TEST(OutputFormatsTest, IdsOfMistralHaveNineCharacters) {
-  const CallableTools tools{.json = kTools, .make_id = [] { return "call_0123456789abcdef"; }};
+  const CallableTools tools{.json = kCaseTools, .make_id = [] { return "call_0123456789abcdef"; }};
   const auto parser = MakeOutputParser({.tools = "mistral"}, &tools, false);
   OutputDelta all;
   parser->Feed("[TOOL_CALLS]a{}", &all);
@@ -287,16 +270,34 @@ TEST(OutputFormatsTest, NoTextIsLost) {
                                "x",
                                "\\",
                                "[",
-                               "]"};
+                               "]",
+                               "(",
+                               ")",
+                               "f(a=1)",
+                               "```json\n",
+                               "<｜tool▁calls▁begin｜>",
+                               "<｜tool▁call▁begin｜>",
+                               "f<｜tool▁sep｜>",
+                               "<｜tool▁call▁end｜>",
+                               "<|python_start|>",
+                               "<|channel|>analysis",
+                               "<|message|>",
+                               "<|end|>",
+                               "<|start|>",
+                               "to=functions.f"};
   for (int i = 0; i < 2000; ++i) {
     std::string text;
-    for (unsigned n = random() % 12; n > 0; --n) text += parts[random() % std::size(parts)];
-    for (const char* tools : {"glm4", "hermes", "llama3_json", "mistral", "qwen3_coder"}) {
-      const Message whole = ParsePieces({.tools = tools}, {text}, false);
-      EXPECT_TRUE(whole.content == text || !whole.calls.empty()) << tools << ": " << text << " became " << whole;
+    for (unsigned n = random() % 16; n > 0; --n) text += parts[random() % std::size(parts)];
+    for (const std::string tools :
+         {"deepseek", "glm4", "harmony", "hermes", "json", "llama3_json", "mistral", "pythonic", "qwen3_coder"}) {
+      const OutputFormat format{.tools = tools, .reasoning = tools == "harmony" ? "harmony" : "none"};
+      const Message whole = ParsePieces(format, {text}, false);
+      const bool is_message = tools == "harmony" && text.find("<|") != std::string::npos;
+      EXPECT_TRUE(whole.content == text || !whole.calls.empty() || is_message)
+          << tools << ": " << text << " became " << whole;
       std::vector<std::string_view> bytes;
       for (size_t at = 0; at < text.size(); ++at) bytes.push_back(std::string_view(text).substr(at, 1));
-      EXPECT_EQ(ParsePieces({.tools = tools}, bytes, false), whole) << text;
+      EXPECT_EQ(ParsePieces(format, bytes, false), whole) << tools << ": " << text;
     }
   }
 }
@@ -309,31 +310,6 @@ TEST(OutputFormatsTest, CallsOfAnySize) {
   std::string wide = "{\"name\": \"f\", \"arguments\": {";
   for (int i = 0; i < 200'000; ++i) wide += (i > 0 ? ",\"k" : "\"k") + std::to_string(i) + "\":1";
   EXPECT_TRUE(ReadToolCall(wide + "}}", true).has_value());
-}
-
-TEST(OutputFormatsTest, ChosenByTheTemplateOrByName) {
-  const OutputFormat automatic{.tools = "auto", .reasoning = "auto"};
-  const auto choose = [&](std::string_view chat_template) {
-    const OutputFormat format = ChooseOutputFormat(automatic, chat_template).value();
-    return format.tools + " " + format.reasoning;
-  };
-  EXPECT_EQ(choose("{{ x }}"), "none none");
-  EXPECT_EQ(choose("<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}</tool_call> <think>"),
-            "hermes think");
-  EXPECT_EQ(choose("<tool_call>\n<function=f>\n<parameter=p> \"arguments\""), "qwen3_coder none");
-  EXPECT_EQ(choose("<tool_call>name <arg_key> <arg_value> \"arguments\""), "glm4 none");
-  EXPECT_EQ(choose("[TOOL_CALLS] ["), "mistral none");
-  EXPECT_EQ(choose("<|start_header_id|> tools {\"name\": name, \"parameters\": dictionary}"), "llama3_json none");
-  EXPECT_EQ(ChooseOutputFormat({.tools = "hermes", .reasoning = "none"}, "")->tools, "hermes");
-  EXPECT_THAT(ChooseOutputFormat({.tools = "x", .reasoning = "none"}, "").status().ToString(),
-              ::testing::HasSubstr(
-                  "--tool-parser is 'x', not one of auto, none, glm4, hermes, llama3_json, mistral, qwen3_coder"));
-  EXPECT_THAT(ChooseOutputFormat({.tools = "none", .reasoning = "x"}, "").status().ToString(),
-              ::testing::HasSubstr("--reasoning-parser"));
-  EXPECT_TRUE(EndsInReasoning({.reasoning = "think"}, "<|im_start|>assistant\n<think>\n"));
-  EXPECT_FALSE(EndsInReasoning({.reasoning = "think"}, "<think>\n\n</think>\n\n"));
-  EXPECT_FALSE(EndsInReasoning({.reasoning = "none"}, "<think>\n"));
-  EXPECT_EQ(MakeOutputParser({.tools = "hermes"}, nullptr, false), nullptr);
 }
 
 }  // namespace

@@ -2,10 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_replace.h"
+#include "services/base/read_file.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 #include "tests/support/temp_dir.h"
@@ -27,9 +28,13 @@ class ToolCallsTest : public ::testing::Test {
  protected:
   ToolCallsTest() : cluster_(1, 1) {}
 
-  void Start(const std::string& chat_template) {
-    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"})
-      std::filesystem::copy(std::string(testing::kTinyModel) + "/" + file, dir_.path() + "/" + file);
+  // `renamed`: special tokens of splice-tiny, and what they are called here.
+  void Start(const std::string& chat_template, const std::vector<std::pair<std::string, std::string>>& renamed = {}) {
+    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"}) {
+      std::string text = ReadFile(std::string(testing::kTinyModel) + "/" + file).value();
+      for (const auto& names : renamed) text = absl::StrReplaceAll(text, {names});
+      std::ofstream(dir_.path() + "/" + file) << text;
+    }
     std::ofstream(dir_.path() + "/chat_template.jinja") << chat_template;
     cluster_.options.model_dir = dir_.path();
     cluster_.options.served_model_name = "echo";
@@ -140,6 +145,79 @@ TEST_F(ToolCallsTest, CallsAndReasoningWholeAndStreamed) {
     EXPECT_EQ(streamed, message);
     EXPECT_EQ(finish_reason, choice.at("finish_reason"));
   }
+}
+
+TEST_F(ToolCallsTest, ArgumentsComeWhileTheyAreWritten) {
+  Start(kEcho);
+  const std::string arguments = R"({"text": "one two three four five six", "list": [1, 2, 3]})";
+  const json body = Ask("Look: <tool_call>{\"name\": \"f\", \"arguments\": " + arguments + "}</tool_call>");
+  std::string together;
+  int num_pieces = 0;
+  bool named = false;
+  for (const json& event : Events(body)) {
+    for (const json& piece : event.at("choices").at(0).at("delta").value("tool_calls", json::array())) {
+      EXPECT_EQ(piece.at("index"), 0);
+      EXPECT_EQ(piece.contains("id"), !named) << "the name comes first, and once";
+      named = true;
+      together += piece.at("function").at("arguments").get<std::string>();
+      ++num_pieces;
+    }
+  }
+  EXPECT_EQ(together, arguments);
+  EXPECT_GT(num_pieces, 5);
+}
+
+TEST_F(ToolCallsTest, ACallThatIsCutOffKeepsWhatWasWritten) {
+  Start(kEcho);
+  const std::string begin = R"(<tool_call>{"name": "f", "arguments": {"text": "one two)";
+  json body = Ask(begin + R"( three"}}</tool_call>)");
+  body["max_tokens"] = NumTokens(Ask(begin));
+  const json choice = Choice(body);
+  EXPECT_EQ(choice.at("finish_reason"), "length");
+  const json& call = choice.at("message").at("tool_calls").at(0).at("function");
+  EXPECT_EQ(call.at("name"), "f");
+  EXPECT_THAT(call.at("arguments").get<std::string>(), ::testing::StartsWith(R"({"text": "one)"));
+  std::string finish_reason;
+  const json streamed = PutTogether(Events(body), &finish_reason);
+  EXPECT_EQ(finish_reason, "length");
+  EXPECT_EQ(streamed.at("tool_calls").at(0).at("function"), call);
+}
+
+// The tags of some formats are special tokens, which answers show for the parser only.
+TEST_F(ToolCallsTest, TagsMayBeSpecialTokens) {
+  cluster_.options.special_tokens_in_text = true;
+  Start("{# tools tool_calls <|start|> <|channel|> <|message|> #}{{ messages[0].content }}",
+        {{"<|seg|>", "<|start|>"},
+         {"<|pad|>", "<|end|>"},
+         {"<|reserved_0|>", "<|channel|>"},
+         {"<|reserved_1|>", "<|message|>"}});
+  json body =
+      Ask("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+          "json<|message|>{\"x\": 1}<|end|><|start|>assistant<|channel|>final<|message|>Done.");
+  const json choice = Choice(body);
+  EXPECT_EQ(choice.at("finish_reason"), "tool_calls");
+  EXPECT_EQ(choice.at("message").at("reasoning_content"), "Hm.");
+  EXPECT_EQ(choice.at("message").at("content"), "Done.");
+  EXPECT_EQ(choice.at("message").at("tool_calls").at(0).at("function"),
+            json({{"name", "f"}, {"arguments", "{\"x\": 1}"}}));
+  // Reasoning is found without tools, too.
+  body = Ask("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.");
+  body.erase("tools");
+  EXPECT_EQ(Choice(body).at("message").at("reasoning_content"), "Hm.");
+  EXPECT_EQ(Choice(body).at("message").at("content"), "Done.");
+}
+
+TEST_F(ToolCallsTest, TagsOfDeepSeekMayBeSpecialTokens) {
+  cluster_.options.special_tokens_in_text = true;
+  Start("{# tools tool_calls <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> #}{{ messages[0].content }}",
+        {{"<|seg|>", "<｜tool▁calls▁begin｜>"},
+         {"<|pad|>", "<｜tool▁call▁begin｜>"},
+         {"<|reserved_0|>", "<｜tool▁sep｜>"},
+         {"<|reserved_1|>", "<｜tool▁call▁end｜>"}});
+  const json body = Ask("Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜>");
+  const json message = Choice(body).at("message");
+  EXPECT_EQ(message.at("content"), "Ok.");
+  EXPECT_EQ(message.at("tool_calls").at(0).at("function"), json({{"name", "f"}, {"arguments", "{\"x\": 1}"}}));
 }
 
 TEST_F(ToolCallsTest, OnlyWhereCallsAreWanted) {

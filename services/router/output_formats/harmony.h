@@ -1,0 +1,30 @@
+// Messages in channels, with reasoning, content and calls: gpt-oss.
+//
+//   <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
+//   <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
+//
+// The prompt ends with <|start|>assistant, so that the answer begins inside of a header. The recipient may stand in
+// front of the channel, and words behind either.
+#pragma once
+
+#include <memory>
+
+#include "services/router/output_formats/output_parser.h"
+
+namespace spl::router {
+
+inline constexpr std::string_view kHarmonyReasoning = "<|channel|>analysis<|message|>";
+
+// The channel analysis is reasoning, final and commentary are content, and so are messages without a channel and
+// answers without messages. An empty line separates messages of one kind. A message to functions.NAME is a call, in any
+// channel, from the bracket on with which it begins, and its arguments come out while they are written. Other messages
+// are content with their header, and so are headers that do not end.
+//
+// `tools`: null if none may be called. `in_reasoning`: the prompt ends with kHarmonyReasoning. The tags are special
+// tokens, which must be in the text (NeedsSpecialTokens).
+std::unique_ptr<OutputParser> MakeHarmony(const CallableTools* tools, bool in_reasoning);
+
+// True for a template of this format.
+bool IsHarmony(std::string_view chat_template);
+
+}  // namespace spl::router

@@ -1,0 +1,73 @@
+// Scores texts as lm_eval does, through real workers in one process: a prompt's log-probabilities are those with which
+// its tokens would have been generated.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "tests/cluster/processes.h"
+#include "tests/support/paths.h"
+#include "tools/cli/local_cluster.h"
+
+namespace spl::test {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kCompletions[] = "/v1/completions";
+
+class PromptLogprobsClusterTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    cli::LocalClusterOptions options;
+    options.model.dir = kTinyModel;
+    options.http_listen = options.grpc_listen = "127.0.0.1:0";
+    options.backend = OnGpu() ? "cuda" : "cpu";
+    options.kv_bytes = 128 << 20;
+    auto cluster = cli::LocalCluster::Start(options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+  }
+  static void TearDownTestSuite() {
+    if (cluster_ != nullptr) cluster_->Stop();
+    cluster_.reset();
+  }
+
+  static bool OnGpu() {
+    const char* const backend = std::getenv("SPLICE_BACKEND");
+    return backend != nullptr && std::string(backend) == "cuda";
+  }
+  // The log-probabilities of choice 0.
+  json Logprobs(const json& body) {
+    const HttpReply reply = HttpPost(cluster_->http_address(), kCompletions, body.dump());
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return json::parse(reply.body).at("choices").at(0).at("logprobs");
+  }
+  json Scored(const std::vector<int>& tokens) {
+    return Logprobs({{"prompt", tokens}, {"max_tokens", 1}, {"temperature", 0}, {"echo", true}, {"logprobs", 1}});
+  }
+
+  static inline std::unique_ptr<cli::LocalCluster> cluster_;
+};
+
+TEST_F(PromptLogprobsClusterTest, AreThoseOfGeneratedTokens) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::vector<int> tokens;
+  for (int i = 0; i < 150; ++i) tokens.push_back(static_cast<int>(random() % 4000));
+  const json scored = Scored(tokens);
+  ASSERT_EQ(scored.at("token_logprobs").size(), tokens.size() + 1);
+  EXPECT_EQ(Scored(tokens).at("token_logprobs"), scored.at("token_logprobs")) << "the second time, with its KV cached";
+  for (const int length : {1, 63, 64, 65, 149}) {
+    const json next = Logprobs({{"prompt", std::vector<int>(tokens.begin(), tokens.begin() + length)},
+                                {"max_tokens", 1},
+                                {"temperature", 0},
+                                {"logprobs", 1}});
+    EXPECT_EQ(next.at("top_logprobs").at(0), scored.at("top_logprobs").at(length)) << length << " tokens";
+  }
+}
+
+}  // namespace
+}  // namespace spl::test
