@@ -10,8 +10,9 @@
 namespace spl::router {
 namespace {
 
-constexpr std::string_view kTag = "[TOOL_CALLS]", kArguments = "[ARGS]";
+constexpr std::string_view kTag = "[TOOL_CALLS]", kCallId = "[CALL_ID]", kArguments = "[ARGS]";
 constexpr size_t kIdBytes = 9;
+constexpr size_t kMaxIdBytes = 64;  // of an id that the model writes
 constexpr size_t kMaxNameBytes = 128;
 
 bool IsNameCharacter(char c) {
@@ -19,6 +20,23 @@ bool IsNameCharacter(char c) {
 }
 
 std::string ShortId(const std::string& id) { return id.size() > kIdBytes ? id.substr(id.size() - kIdBytes) : id; }
+
+// Where the arguments of a call stand, behind the name that ends at `at`; npos: not in `text` yet. Anything else than
+// their bracket stands there if it is no call.
+size_t FindArguments(std::string_view text, size_t at) {
+  for (const std::string_view tag : {kCallId, kArguments}) {
+    at = text.find_first_not_of(kWhiteSpace, at);
+    if (at == std::string_view::npos) return at;
+    const std::string_view behind = text.substr(at);
+    if (behind.size() < tag.size() && tag.substr(0, behind.size()) == behind) return std::string_view::npos;
+    if (!behind.starts_with(tag)) continue;
+    at += tag.size();
+    if (tag == kArguments) continue;
+    const size_t id = at;
+    while (at < text.size() && IsNameCharacter(text[at]) && at - id < kMaxIdBytes) ++at;
+  }
+  return text.find_first_not_of(kWhiteSpace, at);
+}
 
 class Mistral final : public OutputParser {
  public:
@@ -83,12 +101,7 @@ class Mistral final : public OutputParser {
     const size_t name_end =
         std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(begin), text.end(), IsNameCharacter) - text.begin();
     if (name_end == begin || name_end - begin > kMaxNameBytes) return NoCall(out);
-    size_t json = text.find_first_not_of(kWhiteSpace, name_end);
-    if (json == std::string_view::npos) return false;
-    const std::string_view behind = text.substr(json);
-    if (behind.size() < kArguments.size() && kArguments.substr(0, behind.size()) == behind) return false;
-    if (behind.substr(0, kArguments.size()) == kArguments)
-      json = text.find_first_not_of(kWhiteSpace, json + kArguments.size());
+    const size_t json = FindArguments(text, static_cast<size_t>(name_end));
     if (json == std::string_view::npos) return false;
     if (text[json] != '{') return NoCall(out);
     calls_.Begin(text.substr(begin, name_end - begin), out);

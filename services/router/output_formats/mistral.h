@@ -2,7 +2,8 @@
 //
 //   [TOOL_CALLS] [{"name": …, "arguments": {…}}, …]             7B v0.3, Nemo
 //   [TOOL_CALLS]NAME{…}[TOOL_CALLS]NAME{…}                       Small 3.1
-//   [TOOL_CALLS]NAME[ARGS]{…}[TOOL_CALLS]NAME[ARGS]{…}           Small 3.2 and later
+//   [TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{…}                         Small 3.2
+//   [TOOL_CALLS]NAME[ARGS]{…}[TOOL_CALLS]NAME[ARGS]{…}           Devstral and later
 #pragma once
 
 #include <memory>
@@ -13,7 +14,8 @@ namespace spl::router {
 
 // Arguments come out while they are written: behind a name, and in a list as JsonCallReader tells. A list ends in front
 // of an object that is no call, and from there on there is text. Ids are the last nine characters of those of
-// `make_id`: the templates take no others. The tags are special tokens, which must be in the text (NeedsSpecialTokens).
+// `make_id`: the templates take no others, and a model's own need not be unlike all others. The tags are special
+// tokens, which must be in the text (NeedsSpecialTokens).
 std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools);
 
 // True for a template that asks for this format.

@@ -19,6 +19,7 @@ std::vector<Shape> Shapes() {
           {"mistral", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": ", "}]"},
           {"mistral", "[TOOL_CALLS]f", ""},
           {"mistral", "[TOOL_CALLS]f[ARGS]", ""},
+          {"mistral", "[TOOL_CALLS]f[CALL_ID]VvvODy9mT[ARGS]", ""},
           {"deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>",
            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
           {"deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n",
