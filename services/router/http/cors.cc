@@ -9,10 +9,10 @@ namespace spl::router {
 namespace {
 
 constexpr char kExposed[] =
-    "x-request-id, x-splice-ignored, retry-after, traceparent, x-ratelimit-limit-requests, "
+    "x-request-id, request-id, x-splice-ignored, retry-after, traceparent, x-ratelimit-limit-requests, "
     "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";
-constexpr char kAllowedHeaders[] = "authorization, content-type";
+constexpr char kAllowedHeaders[] = "authorization, x-api-key, content-type";
 constexpr size_t kMaxHeaderNames = 2048;
 
 void Append(const HttpHeaders& more, HttpHeaders* headers) {

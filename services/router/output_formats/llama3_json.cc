@@ -46,7 +46,7 @@ class Llama3Json final : public OutputParser {
     if (!call.has_value()) return BecomeContent(out);
     call->index = num_calls_++;
     call->id = make_id_();
-    out->tool_calls.push_back(*std::move(call));
+    out->AddCall(*std::move(call));
     held_.erase(0, begin + *length);
     in_object_ = false;
     return true;

@@ -98,7 +98,7 @@ class Mistral final : public OutputParser {
     const std::string id = make_id_();
     call.index = num_calls_++;
     call.id = id.size() > kIdBytes ? id.substr(id.size() - kIdBytes) : id;
-    out->tool_calls.push_back(std::move(call));
+    out->AddCall(std::move(call));
   }
 
   bool EndAt(size_t end) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace spl::router {
@@ -15,13 +16,19 @@ struct ToolCallDelta {
   size_t index = 0;  // which call of the answer
   std::string id, name;
   std::string arguments;
+  size_t content_bytes = 0;  // content of its OutputDelta that stands in front of it
 };
 
-// Additions of a piece of text to the message.
+// Additions of a piece of text to the message. Reasoning comes first; calls stand between pieces of content.
 struct OutputDelta {
   std::string reasoning;
   std::string content;
-  std::vector<ToolCallDelta> tool_calls;
+  std::vector<ToolCallDelta> tool_calls;  // by AddCall
+
+  void AddCall(ToolCallDelta call) {
+    call.content_bytes = content.size();
+    tool_calls.push_back(std::move(call));
+  }
 };
 
 // Parses one answer, fed in pieces of any size; the deltas put together do not depend on where the pieces end. Text

@@ -49,7 +49,7 @@ class TaggedCalls final : public OutputParser {
     if (!call.has_value()) return start_.TakeBack(text + end_tag, out);
     call->index = num_calls_++;
     call->id = make_id_();
-    out->tool_calls.push_back(*std::move(call));
+    out->AddCall(*std::move(call));
     start_.Behind();
   }
 

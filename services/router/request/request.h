@@ -127,7 +127,7 @@ struct GenerationRequest {
   // Span of the request, and the client's span above it (Dispatcher::BeginTrace).
   TraceContext trace, parent_trace;
   std::string request_id;
-  std::string api;  // "chat", "completions" or "grpc"; for the log line
+  std::string api;  // "chat", "completions", "messages", "responses" or "grpc"; for the log line
   std::string model;
   Caller caller;
   Prompt prompt;
@@ -169,6 +169,7 @@ struct Delta {
   std::string text;
   std::vector<OutputToken> tokens;
   FinishReason finish_reason = FinishReason::kNone;
+  std::string stop_string = {};  // that ended the continuation; empty: none did
 };
 
 struct FinalInfo {

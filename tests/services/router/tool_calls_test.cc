@@ -2,13 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/template_model.h"
 
 namespace spl::router {
 namespace {
@@ -28,9 +27,7 @@ class ToolCallsTest : public ::testing::Test {
   ToolCallsTest() : cluster_(1, 1) {}
 
   void Start(const std::string& chat_template) {
-    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"})
-      std::filesystem::copy(std::string(testing::kTinyModel) + "/" + file, dir_.path() + "/" + file);
-    std::ofstream(dir_.path() + "/chat_template.jinja") << chat_template;
+    testing::MakeTemplateModel(dir_, chat_template);
     cluster_.options.model_dir = dir_.path();
     cluster_.options.served_model_name = "echo";
     cluster_.StartRouter();
