@@ -136,7 +136,7 @@ class Server final : public RouterServer {
     cors_ = std::make_unique<Cors>(options_.cors_origins);
     api_ = std::make_unique<OpenAiApi>(
         *dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
-        OpenAiApiOptions{VllmModelName(), options_.strict_requests});
+        OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
     HttpServerOptions http = options_.http;

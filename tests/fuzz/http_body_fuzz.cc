@@ -8,6 +8,7 @@
 #include "services/router/request/json_reader.h"
 #include "services/router/request/messages_request.h"
 #include "services/router/request/openai_request.h"
+#include "services/router/request/responses_request.h"
 
 namespace {
 
@@ -25,6 +26,12 @@ void CheckTranslations(std::string_view body) {
   const auto messages = spl::router::TranslateMessages(*json);
   Check(messages);
   if (messages.ok()) Check(spl::router::ParseTranslated(*messages, "messages", {}));
+  const spl::router::EarlierResponses none{
+      .conversation = [](const std::string&) { return absl::InvalidArgumentError("nothing is kept"); },
+      .item = [](const std::string&) { return absl::InvalidArgumentError("nothing is kept"); }};
+  const auto responses = spl::router::TranslateResponses(*json, none);
+  Check(responses);
+  if (responses.ok()) Check(spl::router::ParseTranslated(responses->translated, "responses", {}));
 }
 
 }  // namespace

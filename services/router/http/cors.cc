@@ -88,7 +88,7 @@ std::optional<HttpResponse> Cors::Preflight(const HttpRequest& request) const {
   if (request.method != "OPTIONS" || request.origin.empty()) return std::nullopt;
   HttpResponse response{.status = 204, .headers = HeadersFor(request.origin)};
   if (response.headers.size() < 2) return std::nullopt;
-  response.headers.emplace_back("access-control-allow-methods", "GET, POST, OPTIONS");
+  response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
   response.headers.emplace_back("access-control-allow-headers", AreHeaderNames(request.preflight_headers)
                                                                     ? request.preflight_headers
                                                                     : std::string(kAllowedHeaders));

@@ -50,8 +50,14 @@ OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& key
       metrics_(metrics),
       options_(std::move(options)),
       generations_(core, bases, options_.strict_requests),
+      responses_(core.model(), core.namespace_keys(), options_.stored_responses),
       model_route_{
           {"GET"}, true, Place::kHere, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
+      response_route_{
+          {"GET", "DELETE"},
+          true,
+          Place::kHere,
+          [this](const ExchangePtr& e, const Caller& caller, const LeasePtr&) { responses_.Answer(*e, caller); }},
       started_at_(UnixSeconds()) {
   AddPosts();
   AddGets();
@@ -80,6 +86,8 @@ void OpenAiApi::AddPosts() {
   });
   routes_["/v1/messages"] = Generating(
       [&model](const string& body, const string& id, const Caller&) { return ReadMessagesCall(body, id, model); });
+  routes_["/v1/responses"] = Generating(
+      [this](const string& body, const string&, const Caller& caller) { return responses_.Read(body, caller); });
   routes_["/v1/messages/count_tokens"] =
       posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { CountMessageTokens(e, c); });
   const Route tokenize = posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { Tokenize(e, c); });
@@ -130,6 +138,7 @@ const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
   if (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const auto it = routes_.find(path);
   if (it != routes_.end()) return &it->second;
+  if (request.path.starts_with(kResponsesPrefix)) return &response_route_;
   return request.path.starts_with(kModelPrefix) ? &model_route_ : nullptr;
 }
 

@@ -14,6 +14,7 @@
 #include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/generation_api.h"
 #include "services/router/http/http_server.h"
+#include "services/router/http/responses_door.h"
 #include "services/router/kb/knowledge_bases.h"
 #include "services/router/request/field_names.h"
 #include "services/router/request/openai_request.h"
@@ -23,6 +24,7 @@ namespace spl::router {
 struct OpenAiApiOptions {
   std::string vllm_model_name;   // RenderMetrics
   bool strict_requests = false;  // a field that has no effect is an error
+  StoredResponsesOptions stored_responses = {};
 };
 
 // Any thread may call Handle, which returns at once. The pool works on requests with a body, after they have been
@@ -82,8 +84,9 @@ class OpenAiApi {
   Metrics& metrics_;
   const OpenAiApiOptions options_;
   GenerationApi generations_;
+  const ResponsesDoor responses_;
   std::map<std::string, Route> routes_;
-  const Route model_route_;  // for all paths below its prefix
+  const Route model_route_, response_route_;  // for all paths below a prefix
   const int64_t started_at_;                  // seconds since 1970; "created" of the model list
 };
 

@@ -1,8 +1,9 @@
-// Answers of /v1/messages, whole and as events, cut at every place.
+// Answers of /v1/messages and /v1/responses, whole and as events, cut at every place.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "services/router/request/messages_response.h"
+#include "services/router/request/responses_response.h"
 
 namespace spl::router {
 namespace {
@@ -241,6 +242,149 @@ TEST(MessagesFormatterTest, AFailedStreamEndsWithAnError) {
   EXPECT_EQ(
       json::parse(event.substr(event.find('{'))),
       json({{"type", "error"}, {"error", {{"type", "overloaded_error"}, {"message", "gone"}}}, {"request_id", "r"}}));
+}
+
+// The response that the events of a stream make; checks their order.
+json PutTogetherResponse(const std::vector<json>& events) {
+  json output = json::array();
+  std::string open, text;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const json& event = events[i];
+    const std::string type = event.at("type");
+    EXPECT_EQ(event.at("sequence_number"), i);
+    if (event.contains("output_index")) {
+      EXPECT_EQ(event.at("output_index"), output.size() - (type == "response.output_item.added" ? 0 : 1));
+    }
+    if (event.contains("item_id")) {
+      EXPECT_EQ(event.at("item_id"), open);
+    }
+    if (type == "response.output_item.added") {
+      EXPECT_EQ(open, "");
+      output.push_back(event.at("item"));
+      EXPECT_EQ(output.back().at("status"), "in_progress");
+      open = output.back().at("id");
+      text.clear();
+    } else if (type == "response.content_part.added") {
+      EXPECT_EQ(event.at("part").at("text"), "");
+    } else if (type.ends_with(".delta")) {
+      text += event.at("delta").get<std::string>();
+    } else if (type == "response.function_call_arguments.done") {
+      EXPECT_EQ(event.at("arguments"), text);
+    } else if (type == "response.output_text.done" || type == "response.reasoning_text.done") {
+      EXPECT_EQ(event.at("text"), text);
+    } else if (type == "response.content_part.done") {
+      EXPECT_EQ(event.at("part").at("text"), text);
+    } else if (type == "response.output_item.done") {
+      EXPECT_EQ(event.at("item").at("id"), open);
+      output.back() = event.at("item");
+      open.clear();
+    } else if (i < 2) {
+      EXPECT_EQ(type, i == 0 ? "response.created" : "response.in_progress");
+      EXPECT_EQ(event.at("response").at("status"), "in_progress");
+      EXPECT_EQ(event.at("response").at("output"), json::array());
+    } else {
+      EXPECT_EQ(i + 1, events.size()) << type;
+    }
+  }
+  EXPECT_EQ(open, "");
+  const json& response = events.back().at("response");
+  EXPECT_EQ(events.back().at("type"), "response." + response.at("status").get<std::string>());
+  EXPECT_EQ(response.at("output"), output);
+  return response;
+}
+
+ResponsesFormatter Responses(std::function<void(const OrderedJson&)> on_done = nullptr) {
+  return {Tokenizer(),
+          {.id = std::string(32, '5'),
+           .created = 1,
+           .model = "m",
+           .echo = {{"metadata", {{"a", "b"}}}, {"store", true}},
+           .answer_format = kFormat,
+           .on_done = std::move(on_done)}};
+}
+
+TEST(ResponsesFormatterTest, EventsMakeTheWholeResponseAtEveryCut) {
+  for (const std::string& text : kTexts) {
+    SCOPED_TRACE(text);
+    ResponsesFormatter first = Responses();
+    json whole = Whole(first, DeltasOf({text}, {}));
+    DropCallIds(&whole["output"], "call_id", "call_");
+    for (const auto& pieces : CutsOf(text)) {
+      ResponsesFormatter formatter = Responses();
+      json streamed = PutTogetherResponse(Events(formatter, DeltasOf(pieces, {})));
+      DropCallIds(&streamed["output"], "call_id", "call_");
+      ASSERT_EQ(streamed, whole) << pieces.size() << " pieces";
+    }
+  }
+}
+
+TEST(ResponsesFormatterTest, Items) {
+  json kept;
+  ResponsesFormatter formatter = Responses([&](const OrderedJson& done) { kept = json::parse(Dump(done)); });
+  const json response = Whole(formatter, DeltasOf({"<think>Hm.</think>A " + std::string(kCall) + " B"}, {}));
+  EXPECT_EQ(kept, response);
+  const std::string id(32, '5');
+  EXPECT_EQ(response.at("id"), "resp_" + id);
+  EXPECT_EQ(response.at("object"), "response");
+  EXPECT_EQ(response.at("status"), "completed");
+  EXPECT_EQ(response.at("error"), nullptr);
+  EXPECT_EQ(response.at("metadata"), json({{"a", "b"}}));
+  ASSERT_EQ(response.at("output").size(), 4u);
+  json output = response.at("output");
+  EXPECT_EQ(output[0], json({{"id", "rs_" + id + "_0"},
+                             {"type", "reasoning"},
+                             {"summary", json::array()},
+                             {"content", {{{"type", "reasoning_text"}, {"text", "Hm."}}}},
+                             {"status", "completed"}}));
+  EXPECT_EQ(
+      output[1].at("content"),
+      json::array(
+          {{{"type", "output_text"}, {"text", "A"}, {"annotations", json::array()}, {"logprobs", json::array()}}}));
+  EXPECT_EQ(output[1].at("role"), "assistant");
+  EXPECT_EQ(output[2].at("type"), "function_call");
+  EXPECT_EQ(output[2].at("name"), "f");
+  EXPECT_EQ(output[2].at("arguments"), R"({"b": 1, "a": ["x"]})");
+  EXPECT_EQ(output[3].at("id"), "msg_" + id + "_3");
+  EXPECT_EQ(ResponseOfItem("msg_" + id + "_3"), "resp_" + id);
+  EXPECT_EQ(ResponseOfItem("msg_1"), "");
+  const json& usage = response.at("usage");
+  EXPECT_EQ(usage.at("input_tokens"), 100);
+  EXPECT_EQ(usage.at("input_tokens_details").at("cached_tokens"), 64);
+  EXPECT_EQ(usage.at("output_tokens"), 7);
+  EXPECT_EQ(usage.at("total_tokens"), 107);
+  const size_t reasoning = Tokenizer().Encode("Hm.", {}).value().size();
+  EXPECT_EQ(usage.at("output_tokens_details").at("reasoning_tokens"), reasoning);
+}
+
+TEST(ResponsesFormatterTest, AnAnswerWithoutTextIsAnEmptyMessage) {
+  ResponsesFormatter formatter = Responses();
+  const json output = Whole(formatter, DeltasOf({}, {})).at("output");
+  ASSERT_EQ(output.size(), 1u);
+  EXPECT_EQ(output[0].at("content").at(0).at("text"), "");
+}
+
+TEST(ResponsesFormatterTest, AnAnswerThatWasCutOffIsIncomplete) {
+  for (const char* text : {"Text.", "<think>Hm", kCall}) {
+    ResponsesFormatter formatter = Responses(), streaming = Responses();
+    const json whole = Whole(formatter, DeltasOf({text}, {FinishReason::kLength}));
+    EXPECT_EQ(whole.at("status"), "incomplete");
+    EXPECT_EQ(whole.at("incomplete_details"), json({{"reason", "max_output_tokens"}}));
+    EXPECT_EQ(whole.at("output").back().at("status"), "incomplete");
+    EXPECT_EQ(PutTogetherResponse(Events(streaming, DeltasOf({text}, {FinishReason::kLength}))).at("status"),
+              "incomplete");
+  }
+}
+
+TEST(ResponsesFormatterTest, AFailedStreamEndsWithTheError) {
+  ResponsesFormatter formatter = Responses();
+  const Delta delta{.text = "Hi"};
+  formatter.Events(std::span(&delta, 1), nullptr);
+  const std::string event = formatter.ErrorEvents(absl::UnavailableError("gone"));
+  ASSERT_THAT(event, StartsWith("event: response.failed\ndata: {"));
+  const json failed = json::parse(event.substr(event.find('{')));
+  EXPECT_EQ(failed.at("response").at("status"), "failed");
+  EXPECT_EQ(failed.at("response").at("error"), json({{"code", "server_error"}, {"message", "gone"}}));
+  EXPECT_GT(failed.at("sequence_number"), 2);
 }
 
 }  // namespace
