@@ -58,6 +58,15 @@ void AddHttpFlags(CLI::App& app, RouterOptions& options) {
       ->capture_default_str();
   app.add_flag("--strict-requests", options.strict_requests,
                "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");
+  app.add_option("--stored-responses-bytes", options.stored_responses.max_bytes,
+                 "Memory for responses of /v1/responses that a request may go on with by previous_response_id; 0 keeps "
+                 "none")
+      ->capture_default_str();
+  app.add_option_function<int64_t>(
+         "--stored-responses-lease",
+         [&options](int64_t seconds) { options.stored_responses.ttl = std::chrono::seconds(seconds); },
+         "How long such a response is kept after its last use, in seconds (default: 3600)")
+      ->check(CLI::Range(int64_t{1}, int64_t{30} * 24 * 3600));
 }
 
 }  // namespace

@@ -134,8 +134,9 @@ class Server final : public RouterServer {
     const bool loopback = IsLoopback(options_.http.listen);
     SPLICE_RETURN_IF_ERROR(Cors::Check(options_.cors_origins));
     cors_ = std::make_unique<Cors>(options_.cors_origins);
-    api_ = std::make_unique<OpenAiApi>(*dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
-                                       OpenAiApiOptions{VllmModelName(), options_.strict_requests});
+    api_ = std::make_unique<OpenAiApi>(
+        *dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
+        OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
     HttpServerOptions http = options_.http;
@@ -151,7 +152,7 @@ class Server final : public RouterServer {
                                          if (preflight.has_value()) return exchange->Respond(*preflight);
                                          api_->Handle(cors_->Wrap(std::move(exchange)));
                                        },
-                                       &OpenAiApi::ErrorBodyFor,
+                                       &OpenAiApi::ErrorBodyOf,
                                        [this](const HttpRequest& header) {
                                          if (ControlApi::Serves(header.path)) return control_api_->Refuse(header);
                                          if (header.path.starts_with(kAdminPrefix)) return admin_api_->Refuse(header);

@@ -11,6 +11,7 @@
 #include "services/base/public_tls.h"
 #include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
+#include "services/router/http/stored_responses.h"
 #include "services/router/kb/knowledge_bases.h"
 
 namespace spl::router {
@@ -48,6 +49,7 @@ struct RouterOptions {
   std::vector<std::string> cors_origins;
   OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ServedModelOptions
   bool strict_requests = false;                                         // HTTP: a field that has no effect is an error
+  StoredResponsesOptions stored_responses;                              // HTTP: for previous_response_id
   bool special_tokens_in_text = false;                                  // see ServedModelOptions
   std::string generation_config = "auto";                               // see ServedModelOptions
   int admin_threads = 4;     // calls of the admin API that may wait for the stores

@@ -21,7 +21,7 @@ background starts a program, waits until it prints "ready", and ends it with the
 are replaced by free ones. ```sh run status=N expects another exit status. ```sh run with=FILE, with its output, is skipped
 where the folder BIN has no such file, which is said. ```text output behind a block that ran has lines
 that it must have printed: … stands for anything, numbers may be 10 % off, times and rates are not compared. Python blocks
-find a small `openai` module that speaks HTTP, for there may be no other.
+find small modules `openai` and `anthropic` that speak HTTP, for there may be no others.
 """
 
 import argparse
@@ -57,7 +57,7 @@ esac
 exec {real}/splice "$@"
 """
 
-FAKE_OPENAI = '''
+FAKE_CLIENTS = '''
 import json, urllib.request
 class Thing(dict):
     def __getattr__(self, name):
@@ -71,10 +71,20 @@ def thing(value):
     if isinstance(value, dict):
         return Thing({k: thing(v) for k, v in value.items()})
     return [thing(v) for v in value] if isinstance(value, list) else value
+class Posting:
+    def __init__(self, url, headers):
+        self.url, self.headers = url, {"Content-Type": "application/json", **headers}
+    def create(self, **fields):
+        request = urllib.request.Request(self.url, json.dumps(fields).encode(), self.headers)
+        return thing(json.load(urllib.request.urlopen(request, timeout=30)))
+class Anthropic:
+    def __init__(self, base_url, api_key):
+        self.messages = Posting(base_url + "/v1/messages", {"x-api-key": api_key})
 class OpenAI:
     def __init__(self, base_url, api_key):
         self.url, self.key = base_url, api_key
         self.chat = self.completions = self
+        self.responses = Posting(self.url + "/responses", {"Authorization": "Bearer " + api_key})
     def create(self, extra_body=None, stream=False, **fields):
         body = {**fields, **(extra_body or {}), **({"stream": True} if stream else {})}
         path = "/chat/completions" if "messages" in body else "/completions"
@@ -454,7 +464,8 @@ class Session:
         (self.home / "build").mkdir()
         (self.home / "build" / "bin").symlink_to(folder_of_programs)
         (self.home / "python").mkdir()
-        (self.home / "python" / "openai.py").write_text(FAKE_OPENAI)
+        for module in ("openai", "anthropic"):
+            (self.home / "python" / f"{module}.py").write_text(FAKE_CLIENTS)
         self.real = folder_of_programs
         self.wrapped = self.home / ".bin"
         self.wrapped.mkdir()

@@ -86,7 +86,7 @@ class Target {
     options.max_header_bytes = kMaxHeader;
     options.max_body_bytes = kMaxBody;
     auto server = HttpServer::Start(
-        io_, options, &Handle, [](int, const std::string& message) { return message; },
+        io_, options, &Handle, [](int, const std::string& message, const std::string&) { return message; },
         [](const HttpRequest& header) -> std::optional<HttpResponse> {
           if (header.path == "/refused") return HttpResponse{.status = 401, .body = "no"};
           return std::nullopt;

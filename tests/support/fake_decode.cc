@@ -12,7 +12,9 @@ uint32_t RepeatPrompt(const std::vector<uint32_t>& prompt, uint32_t fork, uint32
 v1::SampledToken FakeFabric::Sample(const Landed& kv, const v1::SamplingParams& sampling, uint32_t fork,
                                     uint32_t index) const {
   v1::SampledToken token;
-  if (answer_tokens > 0 && index >= answer_tokens && !sampling.ignore_eos()) {
+  const auto once = answers_once ? static_cast<uint32_t>(kv.prompt.size()) : 0;
+  const uint32_t end = answer_tokens > 0 ? answer_tokens : once;
+  if (end > 0 && index >= end && !sampling.ignore_eos()) {
     token.set_token_id(eos_id);
     token.set_finish_reason(v1::FINISH_REASON_STOP);
   } else {

@@ -36,6 +36,7 @@ struct FakeFabric {
   FakeModel model = RepeatPrompt;
   uint32_t eos_id = 4091;      // the model ends with this token …
   uint32_t answer_tokens = 0;  // … after so many; 0: only max_tokens ends it
+  bool answers_once = false;   // without answer_tokens: … when it has repeated the prompt
 
   struct Landed {
     std::vector<uint32_t> prompt;

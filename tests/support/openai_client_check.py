@@ -89,7 +89,47 @@ def check(endpoint):
     with client.chat.completions.create(model=model, messages=messages, stream=True) as left:
         next(iter(left))
     assert client.chat.completions.create(model=model, messages=messages, max_tokens=1).choices
+    check_responses(client, model)
     print("openai", openai.__version__, "ok")
+
+
+def check_responses(client, model):
+    whole = client.responses.create(model=model, instructions="Be brief.", input="Say something about tea.", temperature=0,
+                                    max_output_tokens=16, metadata={"a": "b"})
+    assert whole.object == "response" and whole.status in ("completed", "incomplete") and whole.output_text, whole
+    assert whole.metadata == {"a": "b"} and whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+
+    with client.responses.stream(model=model, instructions="Be brief.", input="Say something about tea.", temperature=0,
+                                 max_output_tokens=500) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        streamed = stream.get_final_response()
+    assert streamed.status == "completed" and streamed.output_text == text, streamed
+    assert text.startswith(whole.output_text), (text, whole.output_text)
+
+    # The next turn says its own part only, or the items of the last one.
+    turn = client.responses.create(model=model, input="More.", previous_response_id=whole.id, max_output_tokens=2)
+    items = [{"role": "user", "content": "Say something about tea."}, *whole.output, {"role": "user", "content": "More."}]
+    again = client.responses.create(model=model, input=items, max_output_tokens=2, store=False)
+    assert turn.usage.input_tokens == again.usage.input_tokens and turn.previous_response_id == whole.id, (turn, again)
+
+    client.responses.delete(whole.id)
+    for gone in (whole.id, again.id):
+        for call in (lambda: client.responses.retrieve(gone),
+                     lambda: client.responses.create(model=model, input="x", previous_response_id=gone)):
+            try:
+                call()
+            except openai.NotFoundError as raised:
+                assert raised.code.endswith("response_not_found"), raised
+            else:
+                raise AssertionError(f"{gone} is still there")
+    for arguments in ({"tools": [{"type": "web_search"}]}, {"background": True}, {"max_output_tokens": 0}):
+        try:
+            client.responses.create(**{"model": model, "input": "x", **arguments})
+        except openai.BadRequestError as raised:
+            assert raised.param, raised
+        else:
+            raise AssertionError(f"{arguments} was accepted")
 
 
 def main():

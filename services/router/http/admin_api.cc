@@ -7,7 +7,7 @@
 #include "services/base/ids.h"
 #include "services/router/http/admin_json.h"
 #include "services/router/http/browser_guard.h"
-#include "services/router/http/openai_sink.h"
+#include "services/router/http/error_response.h"
 #include "services/router/request/api_error.h"
 #include "services/router/telemetry/audit.h"
 

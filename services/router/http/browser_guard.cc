@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "services/router/http/openai_sink.h"
+#include "services/router/http/error_response.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {

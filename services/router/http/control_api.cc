@@ -9,7 +9,7 @@
 #include "services/router/dispatch/generation.h"
 #include "services/router/http/admin_api.h"
 #include "services/router/http/browser_guard.h"
-#include "services/router/http/openai_sink.h"
+#include "services/router/http/error_response.h"
 #include "services/router/http/ui_page.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"

@@ -9,10 +9,10 @@ namespace spl::router {
 namespace {
 
 constexpr char kExposed[] =
-    "x-request-id, x-splice-ignored, retry-after, traceparent, x-ratelimit-limit-requests, "
+    "x-request-id, request-id, x-splice-ignored, retry-after, traceparent, x-ratelimit-limit-requests, "
     "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";
-constexpr char kAllowedHeaders[] = "authorization, content-type";
+constexpr char kAllowedHeaders[] = "authorization, x-api-key, content-type";
 constexpr size_t kMaxHeaderNames = 2048;
 
 void Append(const HttpHeaders& more, HttpHeaders* headers) {
@@ -88,7 +88,7 @@ std::optional<HttpResponse> Cors::Preflight(const HttpRequest& request) const {
   if (request.method != "OPTIONS" || request.origin.empty()) return std::nullopt;
   HttpResponse response{.status = 204, .headers = HeadersFor(request.origin)};
   if (response.headers.size() < 2) return std::nullopt;
-  response.headers.emplace_back("access-control-allow-methods", "GET, POST, OPTIONS");
+  response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
   response.headers.emplace_back("access-control-allow-headers", AreHeaderNames(request.preflight_headers)
                                                                     ? request.preflight_headers
                                                                     : std::string(kAllowedHeaders));

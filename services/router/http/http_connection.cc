@@ -258,7 +258,7 @@ void HttpConnection::OnEvicted(ClientWaits::Need need) {
 }
 
 HttpResponse HttpConnection::NoRoom(const std::string& why) const {
-  return {.status = 503, .body = core_->error_body(503, why + "; try again later"), .headers = {{"retry-after", "1"}}};
+  return {.status = 503, .body = ErrorBody(503, why + "; try again later"), .headers = {{"retry-after", "1"}}};
 }
 
 // ---- TLS
@@ -435,7 +435,7 @@ void HttpConnection::OnReadError(const ErrorCode& error) {
 
 // Answers outside any exchange and closes: the rest of the input cannot be trusted, or is not wanted.
 void HttpConnection::Reject(int status, const std::string& message) {
-  Answer({.status = status, .body = core_->error_body(status, message)}, false);
+  Answer({.status = status, .body = ErrorBody(status, message)}, false);
 }
 
 void HttpConnection::Answer(const HttpResponse& response, bool keep_alive) {

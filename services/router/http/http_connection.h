@@ -15,6 +15,7 @@
 
 #include "services/base/tls_stream.h"
 #include "services/router/http/client_waits.h"
+#include "services/router/http/http_header.h"
 #include "services/router/http/http_server.h"
 
 namespace spl::router {
@@ -100,6 +101,9 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Answer(const HttpResponse& response, bool keep_alive);
   void JoinWaits();
   void OnEvicted(ClientWaits::Need need);
+  std::string ErrorBody(int status, const std::string& message) const {
+    return core_->error_body(status, message, PathOf(parser_));
+  }
   HttpResponse NoRoom(const std::string& why) const;
   ResponseForm form() const { return {.keep_alive = keep_alive_, .chunked = chunked_, .head = head_}; }
 

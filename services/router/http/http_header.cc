@@ -19,6 +19,8 @@ HttpRequest HeaderOf(const BeastRequest& message) {
   out.path = target.substr(0, question);
   if (question != std::string::npos) out.query = target.substr(question + 1);
   out.authorization = ToStd(message[http::field::authorization]);
+  const std::string key = ToStd(message["x-api-key"]);
+  if (out.authorization.empty() && !key.empty()) out.authorization = "Bearer " + key;
   out.request_id = ToStd(message["x-request-id"]);
   out.traceparent = ToStd(message["traceparent"]);
   out.tracestate = ToStd(message["tracestate"]);
@@ -30,6 +32,12 @@ HttpRequest HeaderOf(const BeastRequest& message) {
   out.content_type = ToStd(message[http::field::content_type]);
   out.forwarded = message.count("forwarded") + message.count("x-forwarded-for") + message.count(http::field::via) > 0;
   return out;
+}
+
+std::string PathOf(const std::optional<BeastParser>& parser) {
+  if (!parser.has_value()) return "";
+  const std::string target = ToStd(parser->get().target());
+  return target.substr(0, target.find('?'));
 }
 
 bool HasBody(const BeastParser& parser) { return parser.chunked() || parser.content_length().value_or(0) > 0; }

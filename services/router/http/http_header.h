@@ -3,6 +3,8 @@
 
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <optional>
+#include <string>
 
 #include "services/router/http/http_server.h"
 
@@ -13,6 +15,8 @@ using BeastParser = boost::beast::http::request_parser<boost::beast::http::strin
 
 // Everything but the body.
 HttpRequest HeaderOf(const BeastRequest& message);
+// As far as the header has been read; empty: not at all.
+std::string PathOf(const std::optional<BeastParser>& parser);
 bool HasBody(const BeastParser& parser);
 // Chunked is the one transfer coding that is understood; the parser takes whatever ends with it.
 bool KnowsTransferCoding(const BeastRequest& message);

@@ -54,8 +54,8 @@ struct HttpRequest {
   std::string path;    // without the query
   std::string query;   // after the question mark, still encoded
   std::string body;
-  std::string authorization;
-  std::string request_id;  // the header x-request-id
+  std::string authorization;  // the header; without it, "Bearer KEY" with the key of the header x-api-key
+  std::string request_id;     // the header x-request-id
   std::string traceparent, tracestate;
   std::string timeout_ms;  // the header x-request-timeout-ms
   std::string host, origin, sec_fetch_site, content_type;
@@ -105,8 +105,9 @@ using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
 // Checks a request's header before its body is read. A response is sent as the answer, the body is never read, and the
 // connection closes. Nothing: the request proceeds.
 using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& header)>;
-// The body of an error response for a status and message (the API's error object).
-using HttpErrorBody = std::function<std::string(int status, const std::string& message)>;
+// The body of an error response for a status and message: the error object of the API that `path` belongs to. The path
+// is empty if it is not known yet.
+using HttpErrorBody = std::function<std::string(int status, const std::string& message, const std::string& path)>;
 
 // Owns the listener and the connections. Borrows the io_context, whose threads run everything.
 class HttpServer {

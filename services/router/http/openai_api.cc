@@ -1,32 +1,22 @@
 #include "services/router/http/openai_api.h"
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
-#include <iterator>
 #include <utility>
 
-#include "services/base/ids.h"
 #include "services/base/version.h"
 #include "services/base/vllm_metrics.h"
-#include "services/router/dispatch/generation.h"
-#include "services/router/http/openai_sink.h"
-#include "services/router/http/prompt_merger.h"
+#include "services/router/http/error_response.h"
+#include "services/router/http/messages_door.h"
+#include "services/router/http/openai_door.h"
+#include "services/router/http/request_fields.h"
 #include "services/router/request/api_error.h"
-#include "services/router/request/openai_request.h"
-#include "services/router/request/openai_response.h"
+#include "services/router/request/messages_request.h"
 
 namespace spl::router {
 namespace {
 
 constexpr char kModelPrefix[] = "/v1/models/";
-
-int64_t UnixSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// The double of the float's own digits: 0.7, not 0.699999988079071.
-double Shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
 OrderedJson ModelJson(Dispatcher& core, int64_t created) {
   OrderedJson model;
@@ -48,57 +38,6 @@ OrderedJson ModelJson(Dispatcher& core, int64_t created) {
   return model;
 }
 
-// A client's own id is kept when it is harmless in a header and a log line.
-std::string RequestIdOf(const HttpRequest& request) {
-  const std::string& given = request.request_id;
-  const auto harmless = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
-  };
-  const bool usable = !given.empty() && given.size() <= 128 && std::all_of(given.begin(), given.end(), harmless);
-  return usable ? given : RandomId::Make().ToHex();
-}
-
-absl::Status ReadTimeout(const HttpRequest& request, std::chrono::steady_clock::time_point* deadline) {
-  const std::string& text = request.timeout_ms;
-  if (text.empty()) return absl::OkStatus();
-  const bool digits = text.size() <= 9 && text.find_first_not_of("0123456789") == std::string::npos;
-  if (!digits || std::stoul(text) == 0) {
-    return ParamError("x-request-timeout-ms", "must be a positive number of milliseconds, got \"{}\"", text);
-  }
-  *deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::stoul(text));
-  return absl::OkStatus();
-}
-
-// A prompt as text, for echo.
-std::string EchoText(const ServedModel& model, const GenerationRequest& request, const Prompt& prompt) {
-  if (const auto* text = std::get_if<std::string>(&prompt)) return *text;
-  // Segments and ids come back through the tokenizer.
-  const absl::StatusOr<TokenizedPrompt> tokens = model.Tokenize(prompt, request.add_special_tokens);
-  if (!tokens.ok()) return "";  // the request fails for the same reason
-  return model.tokenizer().Decode(tokens->ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
-}
-
-std::vector<std::string> EchoTexts(const ServedModel& model, const ApiRequest& parsed) {
-  std::vector<std::string> texts = {EchoText(model, parsed.generation, parsed.generation.prompt)};
-  for (const Prompt& prompt : parsed.more_prompts) texts.push_back(EchoText(model, parsed.generation, prompt));
-  return texts;
-}
-
-// Names the first fields that had no effect; those that do not fit into a header are "?".
-HttpHeaders IgnoredHeader(const std::vector<std::string>& ignored) {
-  constexpr size_t kMaxNames = 16, kMaxNameBytes = 64;
-  if (ignored.empty()) return {};
-  std::string value;
-  for (size_t i = 0; i < std::min(ignored.size(), kMaxNames); ++i) {
-    const bool plain = std::all_of(ignored[i].begin(), ignored[i].end(), [](char c) {
-      return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
-    });
-    value += (i > 0 ? "," : "") + (plain && ignored[i].size() <= kMaxNameBytes ? ignored[i] : "?");
-  }
-  if (ignored.size() > kMaxNames) value += ",...";
-  return {{"x-splice-ignored", value}};
-}
-
 }  // namespace
 
 OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& keys, FairPool& pool, WorkPool& probes,
@@ -110,23 +49,51 @@ OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& key
       probes_(probes),
       metrics_(metrics),
       options_(std::move(options)),
-      model_route_{"GET", true, Place::kHere,
-                   [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
+      generations_(core, bases, options_.strict_requests),
+      responses_(core.model(), core.namespace_keys(), options_.stored_responses),
+      model_route_{
+          {"GET"}, true, Place::kHere, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
+      response_route_{
+          {"GET", "DELETE"},
+          true,
+          Place::kHere,
+          [this](const ExchangePtr& e, const Caller& caller, const LeasePtr&) { responses_.Answer(*e, caller); }},
       started_at_(UnixSeconds()) {
-  const auto posted = [](Handler handler) { return Route{"POST", true, Place::kPool, std::move(handler)}; };
+  AddPosts();
+  AddGets();
+}
+
+OpenAiApi::Route OpenAiApi::Generating(ReadCall read) {
+  return {{"POST"},
+          true,
+          Place::kPool,
+          [this, read = std::move(read)](const ExchangePtr& e, const Caller& caller, const LeasePtr& lease) {
+            generations_.Generate(e, caller, lease, [&](const std::string& body, const std::string& request_id) {
+              return read(body, request_id, caller);
+            });
+          }};
+}
+
+void OpenAiApi::AddPosts() {
+  using std::string;
+  const auto posted = [](Handler handler) { return Route{{"POST"}, true, Place::kPool, std::move(handler)}; };
+  const ServedModel& model = core_.model();
+  routes_["/v1/chat/completions"] = Generating([&model](const string& body, const string& id, const Caller&) {
+    return ReadOpenAiCall(body, id, model, /*chat=*/true);
+  });
+  routes_["/v1/completions"] = Generating([&model](const string& body, const string& id, const Caller&) {
+    return ReadOpenAiCall(body, id, model, /*chat=*/false);
+  });
+  routes_["/v1/messages"] = Generating(
+      [&model](const string& body, const string& id, const Caller&) { return ReadMessagesCall(body, id, model); });
+  routes_["/v1/responses"] = Generating(
+      [this](const string& body, const string&, const Caller& caller) { return responses_.Read(body, caller); });
+  routes_["/v1/messages/count_tokens"] =
+      posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { CountMessageTokens(e, c); });
   const Route tokenize = posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr&) { Tokenize(e, c); });
   const Route detokenize = posted([this](const ExchangePtr& e, const Caller&, const LeasePtr&) { Detokenize(e); });
-  routes_ = {
-      {"/v1/chat/completions",
-       posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, true); })},
-      {"/v1/completions",
-       posted([this](const ExchangePtr& e, const Caller& c, const LeasePtr& l) { Generate(e, c, l, false); })},
-      {"/tokenize", tokenize},
-      {"/v1/tokenize", tokenize},
-      {"/detokenize", detokenize},
-      {"/v1/detokenize", detokenize},
-  };
-  AddGets();
+  routes_["/tokenize"] = routes_["/v1/tokenize"] = tokenize;
+  routes_["/detokenize"] = routes_["/v1/detokenize"] = detokenize;
 }
 
 void OpenAiApi::AddGets() {
@@ -134,7 +101,9 @@ void OpenAiApi::AddGets() {
     return HttpResponse{.status = status, .content_type = "text/plain; charset=utf-8", .body = body};
   };
   const auto here = [](bool authenticated, std::function<void(const ExchangePtr&)> answer) {
-    return Route{"GET", authenticated, Place::kHere,
+    return Route{{"GET"},
+                 authenticated,
+                 Place::kHere,
                  [answer = std::move(answer)](const ExchangePtr& e, const Caller&, const LeasePtr&) { answer(e); }};
   };
   const Route alive = here(false, [text](const ExchangePtr& e) { e->Respond(text(200, "ok\n")); });
@@ -150,14 +119,18 @@ void OpenAiApi::AddGets() {
   routes_["/"] = here(false, [](const ExchangePtr& e) {
     e->Respond({.status = 302, .content_type = "text/plain", .headers = {{"location", "/ui"}}});
   });
-  routes_["/metrics"] = {"GET", false, Place::kProbes, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
+  routes_["/metrics"] = {{"GET"}, false, Place::kProbes, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
                            e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
                                        .body = RenderMetrics(metrics_, options_.vllm_model_name)});
                          }};
 }
 
-std::string OpenAiApi::ErrorBodyFor(int status, const std::string& message) {
-  return ErrorBody(absl::InvalidArgumentError(absl::string_view(message.data(), message.size())), status);
+std::string OpenAiApi::ErrorBodyOf(int status, const std::string& message, const std::string& path) {
+  return ErrorBodyFor(path, absl::InvalidArgumentError(absl::string_view(message.data(), message.size())), status);
+}
+
+bool OpenAiApi::Route::Takes(const std::string& method) const {
+  return std::find(methods.begin(), methods.end(), method) != methods.end();
 }
 
 const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
@@ -165,16 +138,17 @@ const OpenAiApi::Route* OpenAiApi::FindRoute(const HttpRequest& request) const {
   if (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const auto it = routes_.find(path);
   if (it != routes_.end()) return &it->second;
-  return request.path.rfind(kModelPrefix, 0) == 0 ? &model_route_ : nullptr;
+  if (request.path.starts_with(kResponsesPrefix)) return &response_route_;
+  return request.path.starts_with(kModelPrefix) ? &model_route_ : nullptr;
 }
 
 // No body is read without a key: routes that need no key have no body.
 std::optional<HttpResponse> OpenAiApi::Refuse(const HttpRequest& header) const {
   const Route* const route = FindRoute(header);
-  const bool authenticated = route != nullptr && route->authenticated && header.method == route->method;
+  const bool authenticated = route != nullptr && route->authenticated && route->Takes(header.method);
   if (!authenticated && !header.has_body) return std::nullopt;
   const absl::Status known = keys_.Authenticate(header.authorization).status();
-  return known.ok() ? std::nullopt : std::optional(ErrorResponse(known));
+  return known.ok() ? std::nullopt : std::optional(ErrorResponse(known, "", {}, header.path));
 }
 
 void OpenAiApi::Handle(ExchangePtr exchange) {
@@ -185,10 +159,11 @@ void OpenAiApi::Handle(ExchangePtr exchange) {
         Errorf(absl::StatusCode::kNotFound, "there is no {} {} here", request.method, request.path);
     return RespondError(*exchange, SetErrorCode(missing, "unknown_url"), "");
   }
-  if (request.method != route->method) {
-    const std::string message = fmt::format("{} takes {} only, got {}", request.path, route->method, request.method);
+  if (!route->Takes(request.method)) {
+    const std::string allowed = fmt::format("{}", fmt::join(route->methods, ", "));
+    const std::string message = fmt::format("{} takes {} only, got {}", request.path, allowed, request.method);
     return exchange->Respond(
-        {.status = 405, .body = ErrorBodyFor(405, message), .headers = {{"allow", route->method}}});
+        {.status = 405, .body = ErrorBodyOf(405, message, request.path), .headers = {{"allow", allowed}}});
   }
   Caller caller;
   if (route->authenticated) {
@@ -215,161 +190,73 @@ void OpenAiApi::Handle(ExchangePtr exchange) {
   RespondError(*exchange, full, "");
 }
 
-void OpenAiApi::Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat) {
-  const HttpRequest& http = exchange->request();
-  const std::string request_id = RequestIdOf(http);
-  absl::StatusOr<ApiRequest> parsed = [&] {
-    const std::string body = exchange->TakeBody();  // not kept while the answer is made
-    const Sampling& defaults = core_.model().default_sampling();
-    return chat ? ParseChatBody(body, defaults) : ParseCompletionBody(body, defaults);
-  }();
-  if (!parsed.ok()) return RespondError(*exchange, parsed.status(), request_id);
-  GenerationRequest& request = parsed->generation;
-  if (const auto* const messages = std::get_if<ChatPrompt>(&request.prompt)) {
-    for (std::string& name : core_.model().VariablesWithoutEffect(*messages))
-      parsed->ignored.push_back(std::move(name));
-  }
-  absl::Status checked = CheckIgnored(parsed->ignored);
-  if (checked.ok()) checked = ForceCalls(core_.model().output_format(), *parsed);
-  if (checked.ok()) checked = ReadTimeout(http, &request.deadline);
-  if (!checked.ok()) return RespondError(*exchange, checked, request_id);
-  request.request_id = request_id;
-  request.caller = caller;
-  request.received = http.received;
-  core_.BeginTrace(request, http.traceparent, http.tracestate);
-  const auto waiting = std::make_shared<ApiRequest>(*std::move(parsed));
-  bases_.Resolve(caller, &waiting->generation.prompt, &waiting->generation.knowledge_bases,
-                 [this, exchange, caller, lease, chat, waiting, request_id](const absl::Status& resolved) {
-                   if (!resolved.ok()) return RespondError(*exchange, resolved, request_id);
-                   StartGeneration(exchange, caller, lease, chat, std::move(*waiting));
-                 });
-}
-
-void OpenAiApi::StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
-                                ApiRequest parsed) {
-  if (chat && NeedsSpecialTokens(core_.model().output_format(), !parsed.tools_json.empty()))
-    parsed.generation.skip_special_tokens = false;
-  const GenerationRequest& request = parsed.generation;
-  const std::string request_id = request.request_id;
-  OpenAiFormatter::Head head{.chat = chat,
-                             .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
-                             .created = UnixSeconds(),
-                             .model = core_.model().name(),
-                             .logprobs = request.sampling.logprobs,
-                             .prompt_logprobs = parsed.prompt_logprobs,
-                             .include_usage = parsed.stream.include_usage,
-                             .continuous_usage = parsed.stream.continuous_usage,
-                             .num_continuations = request.sampling.n,
-                             .output_format = core_.model().output_format(),
-                             .tools_json = parsed.tools_json};
-  if (request.echo) head.echo_texts = EchoTexts(core_.model(), parsed);
-  const bool structured = request.sampling.structured_output.has_value();  // nothing in it means anything else
-  if (structured) head.output_format.reasoning = "none";
-  if (structured && !parsed.forced_calls.has_value()) head.output_format.tools = "none";
-  OpenAiFormatter formatter(core_.model().tokenizer(), std::move(head));
-  const HeaderFn headers = [this, caller, traceparent = request.trace.ToTraceParent(),
-                            ignored = IgnoredHeader(parsed.ignored)] {
-    RateLimits::Headers out = core_.limits().HeadersFor(caller, std::chrono::steady_clock::now());
-    out.emplace_back("traceparent", traceparent);
-    out.insert(out.end(), ignored.begin(), ignored.end());
-    return out;
-  };
-  std::shared_ptr<GenerationSink> sink;
-  std::shared_ptr<WholeSink> whole;
-  if (parsed.stream.stream) {
-    sink = std::make_shared<StreamSink>(exchange, std::move(formatter), request_id, headers);
-  } else {
-    whole = std::make_shared<WholeSink>(exchange, std::move(formatter), request_id, headers);
-    sink = whole;
-  }
-  const size_t num_prompts = 1 + parsed.more_prompts.size();
-  const auto merger =
-      std::make_shared<PromptMerger>(num_prompts == 1 ? nullptr : sink, num_prompts, request.sampling.n);
-  absl::StatusOr<std::vector<std::shared_ptr<Generation>>> generations =
-      MakeGenerations(caller, std::move(parsed), std::move(*lease), num_prompts == 1 ? sink : nullptr, *merger);
-  if (!generations.ok()) return RespondError(*exchange, generations.status(), request_id, headers());
-  merger->SetGenerations({generations->begin(), generations->end()});
-  if (whole != nullptr) {
-    whole->SetGiveUp([weak = std::weak_ptr(merger)](const absl::Status& status) {
-      if (const auto held = weak.lock()) held->Cancel(status);
-    });
-  }
-  exchange->SetDrainCallback([merger] { merger->Resume(); });
-  exchange->SetDisconnectCallback([merger] { merger->Cancel(absl::CancelledError("the client left")); });
-  for (const auto& generation : *generations) generation->Start();
-}
-
-absl::StatusOr<std::vector<std::shared_ptr<Generation>>> OpenAiApi::MakeGenerations(
-    const Caller& caller, ApiRequest parsed, RateLimits::Lease lease, const std::shared_ptr<GenerationSink>& sink,
-    PromptMerger& merger) {
-  std::vector<Prompt> prompts = {std::move(parsed.generation.prompt)};
-  std::move(parsed.more_prompts.begin(), parsed.more_prompts.end(), std::back_inserter(prompts));
-  std::vector<RateLimits::Lease> leases;  // every prompt counts as a request
-  leases.push_back(std::move(lease));
-  while (leases.size() < prompts.size()) {
-    SPLICE_ASSIGN_OR_RETURN(RateLimits::Lease more, core_.Admit(caller));
-    leases.push_back(std::move(more));
-  }
-  std::vector<std::shared_ptr<Generation>> generations;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    GenerationRequest request = parsed.generation;
-    request.prompt = std::move(prompts[i]);
-    if (i > 0) core_.BeginTrace(request, parsed.generation.trace.ToTraceParent(), "");
-    generations.push_back(
-        core_.Create(std::move(request), sink != nullptr ? sink : merger.SinkOf(i), std::move(leases[i])));
-  }
-  return generations;
-}
-
-absl::Status OpenAiApi::CheckIgnored(const std::vector<std::string>& ignored) const {
-  if (!options_.strict_requests || ignored.empty()) return absl::OkStatus();
-  return SetErrorCode(ParamError(ignored.front(), "has no effect here (--strict-requests)"), "unknown_field");
-}
-
-void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
-  const absl::StatusOr<TokenizeRequest> request = ParseTokenizeBody(exchange->TakeBody());
-  if (!request.ok()) return RespondError(*exchange, request.status(), "");
-  const absl::Status strict = CheckIgnored(request->ignored);
-  if (!strict.ok()) return RespondError(*exchange, strict, "");
-  const absl::Status named = core_.model().CheckName(request->model);
-  if (!named.ok()) return RespondError(*exchange, named, "");
+void OpenAiApi::TokenizePrompt(const ExchangePtr& exchange, const Caller& caller, TokenizeRequest request,
+                               FieldNames names, RespondIds respond) {
+  absl::Status checked = CheckIgnored(request.ignored, options_.strict_requests);
+  if (checked.ok()) checked = core_.model().CheckName(request.model);
+  if (!checked.ok()) return RespondError(*exchange, checked, "");
   struct Waiting {
     TokenizeRequest request;
+    FieldNames names;
     Prompt prompt;
     std::map<std::string, uint64_t> versions;
   };
   const auto waiting = std::make_shared<Waiting>();
-  waiting->request = *request;
-  waiting->prompt = std::visit([](const auto& p) { return Prompt(p); }, request->prompt);
-  bases_.Resolve(caller, &waiting->prompt, &waiting->versions, [this, exchange, waiting](const absl::Status& resolved) {
-    if (!resolved.ok()) return RespondError(*exchange, resolved, "");
-    RespondTokens(*exchange, waiting->request, waiting->prompt);
-  });
+  waiting->prompt = std::visit([](const auto& p) { return Prompt(p); }, request.prompt);
+  waiting->request = std::move(request);
+  waiting->names = std::move(names);
+  bases_.Resolve(caller, &waiting->prompt, &waiting->versions,
+                 [this, exchange, waiting, respond = std::move(respond)](const absl::Status& resolved) {
+                   const auto fail = [&](const absl::Status& why) {
+                     RespondError(*exchange, waiting->names.In(why), "");
+                   };
+                   if (!resolved.ok()) return fail(resolved);
+                   const auto tokens = core_.model().Tokenize(waiting->prompt, waiting->request.add_special_tokens);
+                   if (!tokens.ok()) return fail(tokens.status());
+                   const bool chat = std::holds_alternative<ChatPrompt>(waiting->request.prompt);
+                   const absl::Status counted = core_.CheckCounted(tokens->ids.size(), chat ? "messages" : "prompt");
+                   if (!counted.ok()) return fail(counted);
+                   respond(waiting->request, tokens->ids);
+                 });
 }
 
-void OpenAiApi::RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const {
-  const absl::StatusOr<TokenizedPrompt> tokens = core_.model().Tokenize(prompt, request.add_special_tokens);
-  if (!tokens.ok()) return RespondError(exchange, tokens.status(), "");
-  const std::vector<TokenId>& ids = tokens->ids;
-  const char* const field = std::holds_alternative<ChatPrompt>(request.prompt) ? "messages" : "prompt";
-  const absl::Status counted = core_.CheckCounted(ids.size(), field);
-  if (!counted.ok()) return RespondError(exchange, counted, "");
-  OrderedJson out;
-  out["count"] = ids.size();
-  out["max_model_len"] = core_.max_context();
-  out["tokens"] = ids;
-  out["token_strs"] = nullptr;
-  if (request.return_token_strs) {
-    out["token_strs"] = OrderedJson::array();
-    for (const TokenId id : ids) out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
-  }
-  RespondJson(exchange, out, IgnoredHeader(request.ignored));
+void OpenAiApi::Tokenize(const ExchangePtr& exchange, const Caller& caller) {
+  absl::StatusOr<TokenizeRequest> parsed = ParseTokenizeBody(exchange->TakeBody());
+  if (!parsed.ok()) return RespondError(*exchange, parsed.status(), "");
+  TokenizePrompt(exchange, caller, *std::move(parsed), {},
+                 [this, exchange](const TokenizeRequest& request, const std::vector<TokenId>& ids) {
+                   OrderedJson out;
+                   out["count"] = ids.size();
+                   out["max_model_len"] = core_.max_context();
+                   out["tokens"] = ids;
+                   out["token_strs"] = nullptr;
+                   if (request.return_token_strs) {
+                     out["token_strs"] = OrderedJson::array();
+                     for (const TokenId id : ids)
+                       out["token_strs"].push_back(std::string(core_.model().tokenizer().Piece(id)));
+                   }
+                   RespondJson(*exchange, out, IgnoredHeader(request.ignored));
+                 });
+}
+
+void OpenAiApi::CountMessageTokens(const ExchangePtr& exchange, const Caller& caller) {
+  absl::StatusOr<GenerationCall> call = ReadMessagesCall(exchange->TakeBody(), "", core_.model());
+  if (!call.ok()) return RespondError(*exchange, call.status(), "");
+  GenerationRequest& generation = call->request.generation;
+  TokenizeRequest request{.model = generation.model,
+                          .prompt = std::get<ChatPrompt>(std::move(generation.prompt)),
+                          .add_special_tokens = generation.add_special_tokens,
+                          .ignored = std::move(call->request.ignored)};
+  TokenizePrompt(exchange, caller, std::move(request), std::move(call->names),
+                 [exchange](const TokenizeRequest& read, const std::vector<TokenId>& ids) {
+                   RespondJson(*exchange, OrderedJson{{"input_tokens", ids.size()}}, IgnoredHeader(read.ignored));
+                 });
 }
 
 void OpenAiApi::Detokenize(const ExchangePtr& exchange) {
   const absl::StatusOr<DetokenizeRequest> request = ParseDetokenizeBody(exchange->TakeBody());
   if (!request.ok()) return RespondError(*exchange, request.status(), "");
-  const absl::Status strict = CheckIgnored(request->ignored);
+  const absl::Status strict = CheckIgnored(request->ignored, options_.strict_requests);
   if (!strict.ok()) return RespondError(*exchange, strict, "");
   const absl::Status counted = core_.CheckCounted(request->tokens.size(), "tokens");
   if (!counted.ok()) return RespondError(*exchange, counted, "");

@@ -1,4 +1,4 @@
-// The routes of the HTTP API: translates bodies to requests and output to bodies, and nothing else.
+// The routes of the public HTTP API: who may call them, where their work runs, and those that generate nothing.
 #pragma once
 
 #include <functional>
@@ -6,22 +6,25 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "services/router/admission/auth.h"
 #include "services/router/admission/fair_pool.h"
 #include "services/router/admission/work_pool.h"
 #include "services/router/dispatch/dispatcher.h"
+#include "services/router/http/generation_api.h"
 #include "services/router/http/http_server.h"
+#include "services/router/http/responses_door.h"
 #include "services/router/kb/knowledge_bases.h"
+#include "services/router/request/field_names.h"
 #include "services/router/request/openai_request.h"
 
 namespace spl::router {
 
-class PromptMerger;
-
 struct OpenAiApiOptions {
   std::string vllm_model_name;   // RenderMetrics
   bool strict_requests = false;  // a field that has no effect is an error
+  StoredResponsesOptions stored_responses = {};
 };
 
 // Any thread may call Handle, which returns at once. The pool works on requests with a body, after they have been
@@ -35,7 +38,8 @@ class OpenAiApi {
   // Checks a request's header (HttpGate): returns the answer to a request without a valid key.
   std::optional<HttpResponse> Refuse(const HttpRequest& header) const;
   void Handle(std::shared_ptr<HttpExchange> exchange);
-  static std::string ErrorBodyFor(int status, const std::string& message);
+  // HttpErrorBody
+  static std::string ErrorBodyOf(int status, const std::string& message, const std::string& path);
 
  private:
   using ExchangePtr = std::shared_ptr<HttpExchange>;
@@ -47,28 +51,27 @@ class OpenAiApi {
     kProbes,  // slow, but must not wait for requests
   };
   struct Route {
-    const char* method;
+    std::vector<std::string> methods;
     bool authenticated;
     Place place;
     Handler handler;  // the lease is null except for kPool
+
+    bool Takes(const std::string& method) const;
   };
 
   const Route* FindRoute(const HttpRequest& request) const;
+  void AddPosts();
   void AddGets();
-  // InvalidArgument: one of these fields, and requests are strict.
-  absl::Status CheckIgnored(const std::vector<std::string>& ignored) const;
-
-  void Generate(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat);
-  void StartGeneration(const ExchangePtr& exchange, const Caller& caller, const LeasePtr& lease, bool chat,
-                       ApiRequest parsed);
+  // The route of a POST that generates: `read` makes the call of its body.
+  using ReadCall = std::function<absl::StatusOr<GenerationCall>(const std::string& body, const std::string& request_id,
+                                                                const Caller& caller)>;
+  Route Generating(ReadCall read);
   void Tokenize(const ExchangePtr& exchange, const Caller& caller);
-  // One generation for each prompt of the request, whose outputs go to `sink`, or if that is null through the merger.
-  // ResourceExhausted: so many would exceed a limit of the caller.
-  absl::StatusOr<std::vector<std::shared_ptr<Generation>>> MakeGenerations(const Caller& caller, ApiRequest parsed,
-                                                                           RateLimits::Lease lease,
-                                                                           const std::shared_ptr<GenerationSink>& sink,
-                                                                           PromptMerger& merger);
-  void RespondTokens(HttpExchange& exchange, const TokenizeRequest& request, const Prompt& prompt) const;
+  void CountMessageTokens(const ExchangePtr& exchange, const Caller& caller);
+  // Tokenizes the prompt of `request`, whose fields the client calls by `names`; answers itself if that fails.
+  using RespondIds = std::function<void(const TokenizeRequest& request, const std::vector<TokenId>& ids)>;
+  void TokenizePrompt(const ExchangePtr& exchange, const Caller& caller, TokenizeRequest request, FieldNames names,
+                      RespondIds respond);
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
   void GetModel(const ExchangePtr& exchange);
@@ -80,9 +83,11 @@ class OpenAiApi {
   WorkPool& probes_;
   Metrics& metrics_;
   const OpenAiApiOptions options_;
+  GenerationApi generations_;
+  const ResponsesDoor responses_;
   std::map<std::string, Route> routes_;
-  const Route model_route_;
-  const int64_t started_at_;  // seconds since 1970; "created" of the model list
+  const Route model_route_, response_route_;  // for all paths below a prefix
+  const int64_t started_at_;                  // seconds since 1970; "created" of the model list
 };
 
 }  // namespace spl::router

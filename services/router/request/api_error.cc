@@ -34,6 +34,27 @@ const char* ErrorType(int http_status) {
   }
 }
 
+const char* AnthropicErrorType(int http_status) {
+  switch (http_status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+    case 504:
+      return "timeout_error";
+    default:
+      return http_status < 500 ? "invalid_request_error" : "api_error";
+  }
+}
+
 }  // namespace
 
 absl::Status SetParam(absl::Status status, const std::string& param) {
@@ -107,6 +128,14 @@ std::string ErrorBody(const absl::Status& status, int http_status) {
   error["code"] = code.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(code);
   nlohmann::ordered_json body;
   body["error"] = std::move(error);
+  return body.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string AnthropicErrorBody(const absl::Status& status, int http_status, const std::string& request_id) {
+  nlohmann::ordered_json body;
+  body["type"] = "error";
+  body["error"] = {{"type", AnthropicErrorType(http_status)}, {"message", MessageOf(status)}};
+  body["request_id"] = request_id.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(request_id);
   return body.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

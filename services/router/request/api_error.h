@@ -34,5 +34,8 @@ int HttpStatusOf(const absl::Status& status);
 
 // {"error":{"message","type","param","code"}}, as OpenAI clients read it.
 std::string ErrorBody(const absl::Status& status, int http_status);
+// {"type":"error","error":{"type","message"},"request_id"}, as Anthropic clients read it. Without an id the last member
+// is null.
+std::string AnthropicErrorBody(const absl::Status& status, int http_status, const std::string& request_id);
 
 }  // namespace spl::router

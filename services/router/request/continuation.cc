@@ -11,6 +11,7 @@ Continuation::Continuation(const tokenizer::Tokenizer& tokenizer, const Generati
     : tokenizer_vocab_size_(tokenizer.vocab_size()),
       model_vocab_size_(model_vocab_size),
       decoder_(tokenizer, {.skip_special_tokens = request.skip_special_tokens}),
+      stops_(request.stop),
       matcher_(request.stop) {}
 
 absl::StatusOr<std::string> Continuation::TextOf(TokenId id) {
@@ -51,6 +52,7 @@ void Continuation::Show(const std::string& decoded, Delta* delta) {
     finished_ = true;
     stopped_by_string_ = true;
     delta->finish_reason = FinishReason::kStop;
+    delta->stop_string = stops_[static_cast<size_t>(result.stop_idx)];
   }
   ReleaseTokens(delta);
 }

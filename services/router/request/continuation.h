@@ -41,6 +41,7 @@ class Continuation {
   const int64_t tokenizer_vocab_size_;
   const int64_t model_vocab_size_;
   tokenizer::StreamDecoder decoder_;
+  const std::vector<std::string> stops_;
   tokenizer::StopMatcher matcher_;
   std::deque<Pending> pending_;  // at most the bytes of the longest stop string, plus one character's
   size_t decoded_bytes_ = 0;

@@ -211,6 +211,10 @@ void ReadPromptLogprobs(ObjectReader& reader, ApiRequest* out) {
 
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults) {
   SPLICE_ASSIGN_OR_RETURN(const Json json, ParseJson(body));
+  return ParseChat(json, defaults);
+}
+
+absl::StatusOr<ApiRequest> ParseChat(const Json& json, const Sampling& defaults) {
   ApiRequest out;
   GenerationRequest& request = out.generation;
   request.api = "chat";

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "services/router/output_formats/forced_calls.h"
 #include "services/router/output_formats/registry.h"
+#include "services/router/request/json_reader.h"
 #include "services/router/request/request.h"
 
 namespace spl::router {
@@ -34,6 +35,8 @@ struct ApiRequest {
 
 // POST /v1/chat/completions. `defaults`: values of sampling parameters that the body does not name.
 absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& defaults = {});
+// The same for a body that has been parsed.
+absl::StatusOr<ApiRequest> ParseChat(const Json& json, const Sampling& defaults = {});
 
 // Makes the calls that a chat forces the structured output of its answer, as the model writes calls. InvalidArgument:
 // there is no such tool, or calls of this format cannot be forced.

@@ -5,17 +5,12 @@
 #include <map>
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "services/base/ids.h"
+#include "services/router/request/api_error.h"
 #include "services/tokenizer/byte_level.h"
 
 namespace spl::router {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-
-constexpr size_t kReasoningTokens = 16;     // at the end of a prompt, in which <think> may be spelt
 constexpr double kLowestLogprob = -9999.0;  // JSON has no infinity
 
 double JsonLogprob(float logprob) {
@@ -35,74 +30,7 @@ OrderedJson CallJson(const ToolCallDelta& call, const std::string& arguments) {
   return {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", arguments}}}};
 }
 
-// REQUIRES: a type that Receipt has.
-OrderedJson FieldJson(const Message& message, const FieldDescriptor& field) {
-  const auto& reflection = *message.GetReflection();
-  if (field.is_map()) {
-    std::map<std::string, OrderedJson> out;  // a protobuf map has no order
-    for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
-      const Message& entry = reflection.GetRepeatedMessage(message, &field, i);
-      out[entry.GetReflection()->GetString(entry, field.message_type()->map_key())] =
-          FieldJson(entry, *field.message_type()->map_value());
-    }
-    return out;
-  }
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      return ReceiptJson(reflection.GetMessage(message, &field));
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return reflection.GetBool(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return reflection.GetUInt32(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return reflection.GetUInt64(message, &field);
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return reflection.GetDouble(message, &field);
-    default: {
-      std::string text = reflection.GetString(message, &field);
-      return field.type() == FieldDescriptor::TYPE_BYTES ? absl::Base64Escape(text) : text;
-    }
-  }
-}
-
 }  // namespace
-
-std::string Dump(const OrderedJson& json) { return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace); }
-
-std::string SseEvent(const OrderedJson& json) { return "data: " + Dump(json) + "\n\n"; }
-
-OrderedJson UsageJson(const FinalInfo& final) {
-  OrderedJson usage;
-  usage["prompt_tokens"] = final.prompt_tokens;
-  usage["completion_tokens"] = final.completion_tokens;
-  usage["total_tokens"] = final.prompt_tokens + final.completion_tokens;
-  usage["prompt_tokens_details"]["cached_tokens"] = final.receipt.cached_tokens();
-  return usage;
-}
-
-OrderedJson ReceiptJson(const google::protobuf::Message& message) {
-  OrderedJson out;
-  const auto& reflection = *message.GetReflection();
-  const auto& type = *message.GetDescriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    const bool absent = field.is_repeated() ? reflection.FieldSize(message, &field) == 0
-                                            : field.has_presence() && !reflection.HasField(message, &field);
-    if (absent) continue;
-    const std::string& path = field.options().GetExtension(v1::path);
-    const size_t dot = path.find('.');
-    OrderedJson& place = out[path.empty() ? field.name() : path.substr(0, dot)];
-    (dot == std::string::npos ? place : place[path.substr(dot + 1)]) = FieldJson(message, field);
-  }
-  return out;
-}
-
-OrderedJson ReceiptsJson(const FinalInfo& final) {
-  if (final.more_receipts.empty()) return ReceiptJson(final.receipt);
-  OrderedJson list = OrderedJson::array({ReceiptJson(final.receipt)});
-  for (const v1::Receipt& receipt : final.more_receipts) list.push_back(ReceiptJson(receipt));
-  return list;
-}
 
 TokenText TextOf(const tokenizer::Tokenizer& tokenizer, TokenId id) {
   TokenText out;
@@ -157,18 +85,13 @@ OrderedJson OpenAiFormatter::Chunk(uint32_t index, OrderedJson content, OrderedJ
   return chunk;
 }
 
-void OpenAiFormatter::SetPrompt(uint32_t num_tokens, std::span<const TokenId> last_tokens) {
+void OpenAiFormatter::SetPrompt(uint32_t num_tokens, std::span<const TokenId> prompt) {
   prompt_tokens_ = num_tokens;
-  if (head_.output_format.reasoning == "none") return;
-  const auto end = last_tokens.last(std::min<size_t>(last_tokens.size(), kReasoningTokens));
-  in_reasoning_ =
-      EndsInReasoning(head_.output_format, tokenizer_.Decode(end, {.skip_special_tokens = false}).value_or(""));
+  parsers_.SetPrompt(prompt);
 }
 
-std::unique_ptr<OutputParser> OpenAiFormatter::MakeParser() const {
-  if (!head_.chat) return nullptr;
-  const CallableTools tools{.json = head_.tools_json, .make_id = [] { return "call_" + RandomId::Make().ToHex(); }};
-  return MakeOutputParser(head_.output_format, tools.json.empty() ? nullptr : &tools, in_reasoning_);
+std::string OpenAiFormatter::ErrorEvents(const absl::Status& status) {
+  return "data: " + ErrorBody(status, HttpStatusOf(status)) + "\n\n";
 }
 
 // The message's first event has the role, the last one the reason for its end. Between them stand what the text adds,
@@ -179,7 +102,7 @@ std::string OpenAiFormatter::ChatEvents(Collected& state, const Delta& delta, Or
     events += SseEvent(Chunk(delta.index, std::move(content), std::exchange(logprobs, nullptr), nullptr));
   };
   if (!state.started) {
-    state.parser = MakeParser();
+    state.parser = parsers_.Make();
     events += SseEvent(Chunk(delta.index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr));
   }
   state.started = true;
@@ -244,7 +167,7 @@ std::string OpenAiFormatter::Events(std::span<const Delta> deltas, const FinalIn
 // The deltas of a stream put together.
 OrderedJson OpenAiFormatter::Message(const Collected& state, bool* has_calls) const {
   OutputDelta whole;
-  if (const std::unique_ptr<OutputParser> parser = MakeParser(); parser != nullptr) {
+  if (const std::unique_ptr<OutputParser> parser = parsers_.Make(); parser != nullptr) {
     parser->Feed(state.text, &whole);
     parser->Finish(&whole);
   } else {
@@ -269,7 +192,7 @@ void OpenAiFormatter::Add(std::span<const Delta> deltas) {
   }
 }
 
-OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) const {
+OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) {
   OrderedJson choices = OrderedJson::array();
   for (const auto& [index, state] : by_index_) {
     OrderedJson choice;

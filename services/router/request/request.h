@@ -127,7 +127,7 @@ struct GenerationRequest {
   // Span of the request, and the client's span above it (Dispatcher::BeginTrace).
   TraceContext trace, parent_trace;
   std::string request_id;
-  std::string api;  // "chat", "completions" or "grpc"; for the log line
+  std::string api;  // "chat", "completions", "messages", "responses" or "grpc"; for the log line
   std::string model;
   Caller caller;
   Prompt prompt;
@@ -174,6 +174,7 @@ struct Delta {
   // The prompt's tokens with their log-probabilities, which the first one does not have; with a continuation's first
   // delta. Null: they were not asked for, or came before.
   std::shared_ptr<const std::vector<OutputToken>> prompt = nullptr;
+  std::string stop_string = {};  // that ended the continuation; empty: none did
 };
 
 struct FinalInfo {

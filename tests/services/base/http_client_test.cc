@@ -38,7 +38,7 @@ class HttpClientTest : public ::testing::Test {
           if (body == "/big") body = std::string(kBig, 'x');
           exchange->Respond({.body = std::move(body)});
         },
-        [](int, const std::string& message) { return message; }, nullptr);
+        [](int, const std::string& message, const std::string&) { return message; }, nullptr);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = std::move(*started);
   }

@@ -52,7 +52,8 @@ class HttpServerTest : public ::testing::Test {
       exchange->Respond({.body = std::move(body)});
     };
     auto started = HttpServer::Start(
-        io_, options_, handler, [](int, const std::string& message) { return message; }, std::move(gate));
+        io_, options_, handler, [](int, const std::string& message, const std::string&) { return message; },
+        std::move(gate));
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = std::move(*started);
   }

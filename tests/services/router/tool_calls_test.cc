@@ -2,14 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/str_replace.h"
-#include "services/base/read_file.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/template_model.h"
 
 namespace spl::router {
 namespace {
@@ -30,12 +28,7 @@ class ToolCallsTest : public ::testing::Test {
 
   // `renamed`: special tokens of splice-tiny, and what they are called here.
   void Start(const std::string& chat_template, const std::vector<std::pair<std::string, std::string>>& renamed = {}) {
-    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"}) {
-      std::string text = ReadFile(std::string(testing::kTinyModel) + "/" + file).value();
-      for (const auto& names : renamed) text = absl::StrReplaceAll(text, {names});
-      std::ofstream(dir_.path() + "/" + file) << text;
-    }
-    std::ofstream(dir_.path() + "/chat_template.jinja") << chat_template;
+    testing::MakeTemplateModel(dir_, chat_template, renamed);
     cluster_.options.model_dir = dir_.path();
     cluster_.options.served_model_name = "echo";
     cluster_.StartRouter();
