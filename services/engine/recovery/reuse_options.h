@@ -19,8 +19,8 @@ namespace spl::engine {
 struct ReuseOptions {
   std::string policy;  // "" and "auto": the caller chooses, by whether there is KV to reuse; otherwise exact
   // SparseX.
-  int32_t dense_layers =
-      -1;  // layers before the boundary, which compute every row; -1: by model and contexts of the copies
+  // Layers before the boundary, which compute every row; -1: by model and contexts of the copies.
+  int32_t dense_layers = -1;
   // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; in samkv 0.15, which is
   // about what SamKV recomputes (docs/results, samkv).
   double recompute_share = -1;
