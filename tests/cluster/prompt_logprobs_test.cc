@@ -60,6 +60,13 @@ TEST_F(PromptLogprobsClusterTest, AreThoseOfGeneratedTokens) {
   const json scored = Scored(tokens);
   ASSERT_EQ(scored.at("token_logprobs").size(), tokens.size() + 1);
   EXPECT_EQ(Scored(tokens).at("token_logprobs"), scored.at("token_logprobs")) << "the second time, with its KV cached";
+  // The answer is an end token and nothing else.
+  json ends = {{"prompt", tokens}, {"max_tokens", 1}, {"echo", true}, {"logprobs", 1}, {"logit_bias", {{"4091", 100}}}};
+  const json ended = Logprobs(ends);
+  ASSERT_EQ(ended.at("token_logprobs").size(), tokens.size() + 1);
+  EXPECT_EQ(ended.at("tokens").back(), "<|im_end|>");
+  EXPECT_LT(ended.at("token_logprobs").back().get<double>(), 0);
+  EXPECT_EQ(ended.at("top_logprobs").at(149), scored.at("top_logprobs").at(149)) << "before the bias";
   for (const int length : {1, 63, 64, 65, 149}) {
     const json next = Logprobs({{"prompt", std::vector<int>(tokens.begin(), tokens.begin() + length)},
                                 {"max_tokens", 1},

@@ -10,6 +10,7 @@ Continuation::Continuation(const tokenizer::Tokenizer& tokenizer, const Generati
                            uint32_t model_vocab_size)
     : tokenizer_vocab_size_(tokenizer.vocab_size()),
       model_vocab_size_(model_vocab_size),
+      shows_end_token_(request.echo && request.sampling.logprobs.has_value()),
       decoder_(tokenizer, {.skip_special_tokens = request.skip_special_tokens}),
       stops_(request.stop),
       matcher_(request.stop) {}
@@ -30,6 +31,8 @@ absl::Status Continuation::Append(OutputToken token, FinishReason reason, Delta*
     decoded = *std::move(piece);
     const size_t begin = decoded_bytes_;
     pending_.push_back({std::move(token), begin, begin + decoded.size()});
+  } else if (shows_end_token_) {
+    pending_.push_back({std::move(token), decoded_bytes_, decoded_bytes_});
   }
   if (reason != FinishReason::kNone) decoded += decoder_.Finish();
   Show(decoded, delta);

@@ -19,7 +19,8 @@ class Continuation {
   Continuation(const tokenizer::Tokenizer& tokenizer, const GenerationRequest& request, uint32_t model_vocab_size = 0);
 
   // Takes the next sampled token. Appends the text and tokens that may be shown to `delta`, and the finish reason if
-  // this was the end. `reason` is the worker's: kStop means that the token itself is an end token without text. Tokens
+  // this was the end. `reason` is the worker's: kStop means that the token itself is an end token without text, which
+  // is shown only beside the log-probabilities of an echoed prompt: who scores a text cuts off the last token. Tokens
   // after the end are ignored. Internal: the id is not in the vocabulary.
   absl::Status Append(OutputToken token, FinishReason reason, Delta* delta);
 
@@ -40,6 +41,7 @@ class Continuation {
 
   const int64_t tokenizer_vocab_size_;
   const int64_t model_vocab_size_;
+  const bool shows_end_token_;
   tokenizer::StreamDecoder decoder_;
   const std::vector<std::string> stops_;
   tokenizer::StopMatcher matcher_;

@@ -49,6 +49,17 @@ TEST_F(PromptLogprobsApiTest, EchoWithLogprobs) {
   EXPECT_FALSE(Post(body).at("choices").at(0).contains("prompt_logprobs"));
 }
 
+// lm_eval leaves out the last entry, that of the one token it asks for: also an end token has one.
+TEST_F(PromptLogprobsApiTest, AnEndTokenHasAnEntry) {
+  cluster_.fabric.answer_tokens = 1;
+  json body = {{"prompt", {10, 11}}, {"max_tokens", 8}, {"echo", true}, {"logprobs", 1}};
+  const json choice = Post(body).at("choices").at(0);
+  EXPECT_EQ(choice.at("finish_reason"), "stop");
+  EXPECT_EQ(choice.at("logprobs").at("token_logprobs").size(), 4u) << "the prompt, a token, the end";
+  body.erase("echo");
+  EXPECT_EQ(Post(body).at("choices").at(0).at("logprobs").at("token_logprobs").size(), 1u);
+}
+
 TEST_F(PromptLogprobsApiTest, EveryPromptAndContinuationHasItsOwn) {
   const json choices =
       Post({{"prompt", {{10, 11}, {10, 11, 12}}}, {"max_tokens", 2}, {"n", 2}, {"echo", true}, {"logprobs", 0}})
