@@ -47,8 +47,9 @@ Choice ChooseTiling(const Fp8GemmArgs& a, bool one_order, int num_sms) {
       const int64_t blocks = (a.num_rows + tile.rows - 1) / tile.rows * features * std::max(split, 1);
       // Clusters of four and eight leave some SMs unused.
       const int64_t sms = split > 2 ? num_sms * 7 / 8 : num_sms;
-      const int64_t time =
-          start + (blocks + sms - 1) / sms * ((steps + std::max(split, 1) - 1) / std::max(split, 1)) * cost;
+      const int64_t waves = (blocks + sms - 1) / sms, each = (steps + std::max(split, 1) - 1) / std::max(split, 1);
+      // Without a split a block goes on to the next tile; otherwise another one starts.
+      const int64_t time = waves * each * cost + (split == 0 ? 1 : waves) * start;
       if (best.time == 0 || time < best.time) best = {{tile.rows, split}, time};
     }
   }
@@ -58,11 +59,11 @@ Choice ChooseTiling(const Fp8GemmArgs& a, bool one_order, int num_sms) {
 // What SkinnyFp8Gemm takes, and what no product takes less than: bytes of the weight over a rate, in bytes
 // per ns.
 int64_t StreamTime(const Fp8GemmArgs& a) {
-  const double rate = a.num_rows <= 16 ? 2500 : a.num_rows <= 24 ? 2200 : 2000;
+  const double rate = a.num_rows <= 8 ? 2750 : a.num_rows <= 16 ? 2500 : a.num_rows <= 24 ? 2200 : 2000;
   return 1500 + static_cast<int64_t>(static_cast<double>(a.out_features * a.in_features) / rate);
 }
 int64_t ReadTime(const Fp8GemmArgs& a) {
-  return 5000 + static_cast<int64_t>(static_cast<double>(a.out_features * a.in_features) / 2700);
+  return 3000 + static_cast<int64_t>(static_cast<double>(a.out_features * a.in_features) / 2700);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,13 @@ class OpenAiFormatter final : public AnswerFormatter {
     std::string id;  // "chatcmpl-…" or "cmpl-…"
     int64_t created = 0;
     std::string model;
-#include <optional>
+    std::optional<uint32_t> logprobs = {};         // alternatives of each token; unset: not asked for
+    std::optional<uint32_t> prompt_logprobs = {};  // the same in a completion's "prompt_logprobs"
+    bool include_usage = false;                    // only for a stream
+    bool continuous_usage = false;                 // every event of a stream has the usage so far
+    std::vector<std::string> echo_texts = {};      // [prompt]: put before the text of its continuations; may be empty
+    uint32_t num_continuations = 1;                // for each prompt
+    AnswerFormat answer_format = {};               // for a chat
   };
 
   OpenAiFormatter(const tokenizer::Tokenizer& tokenizer, Head head)
