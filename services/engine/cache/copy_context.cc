@@ -40,11 +40,14 @@ CopyContext ContextOf(const SegmentHit& hit, std::span<const int32_t> tokens, in
   if (context.isolated) return hit.target == own ? CopyContext::kSame : CopyContext::kIsolated;
   if (!context.front.known()) return CopyContext::kForeign;
   const int64_t lead = context.front.lead, size = source.begin() - lead, here = hit.target - own - size;
-  if (size < 0 || here < 0 || same_behind(lead, here) != CopyContext::kSame) return CopyContext::kForeign;
+  if (size < 0) return CopyContext::kForeign;
+  // A segment that was the first of its prompt has seen a few tokens of instructions.
+  const CopyContext other = size == 0 ? CopyContext::kIsolated : CopyContext::kForeign;
+  if (here < 0 || same_behind(lead, here) != CopyContext::kSame) return other;
   const std::span<const int32_t> text = tokens.subspan(static_cast<size_t>(here), static_cast<size_t>(size));
   chunk::ContextHash hash = chunk::MakeContextHash(context.namespace_key, text, 0);
   hash.lead = context.front.lead;
-  return hash == context.front ? CopyContext::kSame : CopyContext::kForeign;
+  return hash == context.front ? CopyContext::kSame : other;
 }
 
 }  // namespace spl::engine

@@ -45,14 +45,14 @@ TEST_P(CopyContextTest, IsTheSameWhereTheTextThatWasSeenStandsInFront) {
             (Are{kSame, kSame}))
       << "other instructions of a few tokens";
   EXPECT_EQ(Contexts(Joined({new_lead, b, a, question}), {{second, 0, 20, 150}, {first, 0, 170, 100}}),
-            (Are{kForeign, kForeign}))
-      << "the second has seen the first, which is not in front of it here";
+            (Are{kForeign, kIsolated}))
+      << "the second has seen the first, which is not in front of it here; the first began its prompt";
   EXPECT_EQ(Contexts(Joined({lead, a, RandomTokens(random, 1), b}), {{first, 0, 30, 100}, {second, 0, 131, 150}}),
             (Are{kSame, kForeign}))
       << "a token between them";
   for (const int32_t more : {64, 65}) {
     EXPECT_EQ(Contexts(Joined({RandomTokens(random, more), a, question}), {{first, 0, more, 100}}),
-              Are{more == 64 ? kSame : kForeign})
+              Are{more == 64 ? kSame : kIsolated})
         << "behind " << more << " tokens that it has not seen";
   }
   EXPECT_EQ(Contexts(Joined({lead, other, b}), {{second, 0, 130, 150}}), Are{kForeign}) << "without its beginning";
@@ -71,7 +71,16 @@ TEST_P(CopyContextTest, IsTheSameWhereTheTextThatWasSeenStandsInFront) {
   const Tokens short_one = Joined({lead, b});
   const auto behind_lead = SourceOf(Exact(short_one), short_one, 30, 180, 30);
   EXPECT_EQ(Contexts(Joined({lead, a, b, question}), {{first, 0, 30, 100}, {behind_lead, 0, 130, 150}}),
-            (Are{kSame, kForeign}));
+            (Are{kSame, kIsolated}));
+  const Tokens long_one = Joined({RandomTokens(random, 65), b});
+  const auto behind_more = SourceOf(Exact(long_one), long_one, 65, 215, 65);
+  EXPECT_EQ(Contexts(Joined({lead, a, b, question}), {{first, 0, 30, 100}, {behind_more, 0, 130, 150}}),
+            (Are{kSame, kForeign}))
+      << "too many instructions";
+  const auto second_short = SourceOf(Exact(short_one), short_one, 30, 180, 0);
+  EXPECT_EQ(Contexts(Joined({lead, a, b, question}), {{first, 0, 30, 100}, {second_short, 0, 130, 150}}),
+            (Are{kSame, kForeign}))
+      << "it stood behind another segment, if a short one";
 
   // By itself; and, at the start of a prompt, in the context that it has there.
   const auto alone = SourceOf(Exact(b), b, 0, 150);
