@@ -13,104 +13,13 @@
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/gemm/fp8_gemm_device.h"
+#include "kernels/gemm/fp8_store_sm90.h"
+#include "kernels/gemm/fp8_tile_sm90.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kConsumers = 2, kThreads = 128 * (1 + kConsumers), kConsumerThreads = 128 * kConsumers;
-constexpr int kFeatures = 64 * kConsumers, kColumns = 64;
-constexpr int kSharing = 2;  // blocks that share x
-constexpr int kStepsOfGroup = kFp8Group / kColumns;
-static_assert(kStepsOfGroup == 2);
-constexpr int kRowTilesOfBand = 8;     // row tiles that take turns at a weight, so that both stay in the L2 cache
-constexpr int kPitch = kFeatures + 4;  // of a row of sums in shared memory: lanes store to different banks
-
-// How a tile uses its SM.
-template <int kRows, bool kGroups>
-struct Budget {
-  static constexpr int kBlocks = kRows <= (kGroups ? 32 : 64) ? 2 : 1;  // on one SM
-  static constexpr int kRingBytes = (kBlocks == 2 ? 98 : 200) * 1024;
-  static constexpr int kProducerRegisters = kBlocks == 2 ? 24 : 40, kConsumerRegisters = kBlocks == 2 ? 104 : 232;
-};
-
-template <int kRows, bool kGroups>
-struct alignas(1024) Smem {
-  static constexpr int kXBytes = kRows * kColumns * 2, kWBytes = kFeatures * kColumns;
-  static constexpr int kStages = std::min(Budget<kRows, kGroups>::kRingBytes / (kXBytes + kWBytes), 12);
-  static_assert(kRows * kPitch * 4 <= kStages * (kXBytes + kWBytes));
-  char x[kStages][kXBytes];  // rows of 128 bytes, swizzled
-  char w[kStages][kWBytes];  // rows of 64 bytes, swizzled
-  uint64_t full[kStages], empty[kStages];
-};
-
-// What a block computes at one time.
-struct Part {
-  int row0;
-  int64_t feature0;
-  int begin, end;  // steps
-};
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ int ClusterRank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ int ClusterBlocks() {
-  int blocks;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-  return blocks;
-}
-
-// The parts of this block: one if columns are split, else as many as there are for its cluster.
-template <int kRows, bool kSplit>
-class Parts {
- public:
-  __device__ explicit Parts(const Fp8GemmParams& p)
-      : steps_(kStepsOfGroup * static_cast<int>((p.in + kFp8Group - 1) / kFp8Group)),  // the last may be zeros
-        row_tiles_((p.num_rows + kRows - 1) / kRows),
-        feature_tiles_(static_cast<int>((p.out + kTileFeatures - 1) / kTileFeatures)),
-        cluster_(static_cast<int>(blockIdx.x) / ClusterBlocks()) {}
-  __device__ bool More() const { return cluster_ < row_tiles_ * feature_tiles_; }
-  __device__ void Advance() { cluster_ += static_cast<int>(gridDim.x) / ClusterBlocks(); }
-  __device__ Part Now() const {
-    if constexpr (kSplit) {
-      const int blocks = ClusterBlocks(), each = (steps_ / kStepsOfGroup + blocks - 1) / blocks * kStepsOfGroup;
-      const int begin = min(steps_, ClusterRank() * each);
-      return {cluster_ % row_tiles_ * kRows, cluster_ / row_tiles_ * int64_t{kFeatures}, begin,
-              min(steps_, begin + each)};
-    }
-    // Clusters walk the row tiles of a band before they go on to the next features.
-    const int in_band = kRowTilesOfBand * feature_tiles_, at = cluster_ % in_band;
-    const int first = cluster_ / in_band * kRowTilesOfBand, tiles = min(kRowTilesOfBand, row_tiles_ - first);
-    return {(first + at % tiles) * kRows, at / tiles * int64_t{kTileFeatures} + ClusterRank() * kFeatures, 0, steps_};
-  }
-
- private:
-  static constexpr int kTileFeatures = kSplit ? kFeatures : kSharing * kFeatures;  // of a cluster
-  const int steps_, row_tiles_, feature_tiles_;
-  int cluster_;
-};
-
-// What threads wrote to shared memory before is visible to the cluster after.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// The same without that promise, and without its fence.
-__device__ __forceinline__ void ClusterMeet() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// Two floats of another block's shared memory that stand where `p` stands in this one's.
-__device__ __forceinline__ float2 LoadOf(const float* p, int block) {
-  float2 x;
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %2, %3;\nld.shared::cluster.v2.f32 {%0, %1}, [remote];\n}"
-      : "=f"(x.x), "=f"(x.y)
-      : "r"(SmemAddress(p)), "r"(block)
-      : "memory");
-  return x;
-}
 
 template <int kRows, bool kGroups, bool kSplit>
 __device__ void Load(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, const CUtensorMap& x_map,
@@ -161,11 +70,6 @@ __device__ __forceinline__ void Widen(const char* w, int row, int c, uint32_t (&
   }
 }
 
-// A warpgroup's sums of 64 features x kRows rows. Lane 4 g + c of warp w has features 16 w + g and 16 w + g + 8, and of
-// each eight rows 2 c and 2 c + 1; element i is of feature i % 4 / 2 and row i / 4 * 8 + 2 c + i % 2.
-template <int kRows>
-using Sums = float[kRows / 2];
-
 // Begins of sums += codes x^T over a stage; `fresh`: sums = codes x^T.
 template <int kRows>
 __device__ __forceinline__ void Issue(Sums<kRows>& sums, uint32_t (&codes)[kColumns / 16][4], uint32_t x, bool fresh) {
@@ -189,18 +93,6 @@ __device__ __forceinline__ void Release(uint64_t* empty) {
     if (thread < kSharing) MbarrierArriveAt(SmemAddress(empty), thread);
   }
 }
-
-// Scales of this thread's two features.
-struct Scales {
-  float of[2];
-  __device__ __forceinline__ Scales(const Fp8GemmParams& p, int64_t feature, int group) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t at = feature + 8 * half;
-      of[half] = at < p.out ? __ldg(p.scales + at * p.num_groups + group) : 0.0f;
-    }
-  }
-};
 
 // The sums of the block's steps; with groups they are scaled.
 template <int kRows, bool kGroups, bool kSplit>
@@ -249,100 +141,6 @@ __device__ void Multiply(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, con
     for (int i = 0; i < kRows / 2; ++i) sums[i] = totals[i];
   } else {
     if (part.end > part.begin) Release<kSplit>(&smem.empty[ring.stage == 0 ? kStages - 1 : ring.stage - 1]);
-  }
-}
-
-// Two neighbouring features of a row; `word`: the same in bf16.
-__device__ __forceinline__ void StorePair(const Fp8GemmParams& p, int row, int64_t feature, uint32_t word) {
-  if (row >= p.num_rows || feature >= p.out) return;
-  auto* const to = static_cast<__nv_bfloat16*>(p.y) + row * p.out + feature;
-  if (p.out % 2 == 0) {
-    *reinterpret_cast<uint32_t*>(to) = word;
-    return;
-  }
-  const auto pair = *reinterpret_cast<const __nv_bfloat162*>(&word);
-  to[0] = pair.x;
-  if (feature + 1 < p.out) to[1] = pair.y;
-}
-
-// y of a warpgroup, straight from its registers. `feature`: this thread's first.
-template <int kRows, bool kGroups>
-__device__ void Store(const Fp8GemmParams& p, int row0, int64_t feature, Sums<kRows>& sums) {
-  const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  if constexpr (!kGroups) {
-    const Scales scale(p, feature, 0);
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) sums[i] *= scale.of[i % 4 / 2];
-  }
-  if (p.bias != nullptr) {
-    const float bias[2] = {feature < p.out ? p.bias[feature] : 0, feature + 8 < p.out ? p.bias[feature + 8] : 0};
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) sums[i] += bias[i % 4 / 2];
-  }
-  if (p.y_is_f32) {
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
-      const int row = row0 + i / 4 * 8 + 2 * c + i % 2;
-      const int64_t at = feature + i % 4 / 2 * 8;
-      if (row < p.num_rows && at < p.out) static_cast<float*>(p.y)[row * p.out + at] = sums[i];
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {  // 8 features x 8 rows are turned: a lane stores two features of a row
-    const uint32_t word = TransposeMatrix(PackBf16(sums[2 * i], sums[2 * i + 1]));
-    StorePair(p, row0 + i / 2 * 8 + g, feature - g + i % 2 * 8 + 2 * c, word);
-  }
-}
-
-// Scales, if scales are of channels, and stores two neighbouring features of a row.
-template <bool kGroups>
-__device__ __forceinline__ void StoreSum(const Fp8GemmParams& p, int row, int64_t feature, float2 sum) {
-  if (row >= p.num_rows || feature >= p.out) return;
-  const int64_t next = min(feature + 1, p.out - 1);
-  if constexpr (!kGroups) {
-    sum.x *= p.scales[feature];
-    sum.y *= p.scales[next];
-  }
-  if (p.bias != nullptr) {
-    sum.x += p.bias[feature];
-    sum.y += p.bias[next];
-  }
-  if (!p.y_is_f32) return StorePair(p, row, feature, PackBf16(sum.x, sum.y));
-  float* const to = static_cast<float*>(p.y) + row * p.out + feature;
-  to[0] = sum.x;
-  if (next > feature) to[1] = sum.y;
-}
-
-// Adds the sums of the cluster's blocks, in their order, and stores y; each block those of its share of the rows.
-template <int kRows, bool kGroups, int kClusterBlocks>
-__device__ void AddAndStore(const Fp8GemmParams& p, const Part& part, const float* sums) {
-  constexpr int kShare = kRows / kClusterBlocks * (kFeatures / 2);
-  constexpr int kAtOnce = std::max(1, std::min(8 / kClusterBlocks, kShare / kConsumerThreads));  // loads in flight
-  const int thread = static_cast<int>(threadIdx.x) - 128;
-#pragma unroll 1
-  for (int first = thread; first < kShare; first += kAtOnce * kConsumerThreads) {
-    float2 of[kAtOnce][kClusterBlocks];
-    const auto row_of = [&](int i) {
-      return ClusterRank() * (kRows / kClusterBlocks) + (first + i * kConsumerThreads) / (kFeatures / 2);
-    };
-    const int column = first % (kFeatures / 2) * 2;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-      for (int block = 0; block < kClusterBlocks; ++block)
-        of[i][block] = LoadOf(sums + row_of(i) * kPitch + column, block);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      float2 sum = of[i][0];
-#pragma unroll
-      for (int block = 1; block < kClusterBlocks; ++block) {
-        sum.x += of[i][block].x;
-        sum.y += of[i][block].y;
-      }
-      StoreSum<kGroups>(p, part.row0 + row_of(i), part.feature0 + column, sum);
-    }
   }
 }
 

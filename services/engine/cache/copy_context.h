@@ -13,7 +13,7 @@ struct SegmentHit;  // segment_source.h
 
 enum class CopyContext : uint8_t {
   kSame,      // computed behind the text that is in front of the copy: a prefix in all but place
-  kIsolated,  // computed with nothing in front of its segment
+  kIsolated,  // by itself: its segment began a prompt, behind at most kLeadTokensMax tokens of instructions
   kForeign,   // computed behind other text, or nobody knows behind what
 };
 
