@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/cuda_device_info.h"
 
 namespace spl::kernels::cuda {
 
@@ -23,17 +24,6 @@ cudaError_t PrefillSm90(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t PrefillLinesSm90(const PrefillArgs& args, cudaStream_t stream);
 cudaError_t DecodeGeneric(const DecodeArgs& args, cudaStream_t stream);
 cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
-
-// Compute capability of the current device times ten.
-inline cudaError_t DeviceInfo(int* capability, int* num_sms) {
-  int device = 0, major = 0, minor = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(num_sms, cudaDevAttrMultiProcessorCount, device);
-  *capability = 10 * major + minor;
-  return e;
-}
 
 inline bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 

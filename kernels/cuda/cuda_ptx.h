@@ -101,6 +101,7 @@ template <int kLength>
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
+  __device__ int Before() const { return stage == 0 ? kLength - 1 : stage - 1; }
   __device__ void Advance() {
     if (++stage == kLength) {
       stage = 0;

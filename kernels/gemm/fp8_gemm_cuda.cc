@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/cuda_device_info.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -10,15 +11,6 @@ namespace {
 
 // Rows up to which a product streams the weight on devices without tiles of their own, at most twice.
 constexpr int64_t kMaxStreamedRows = 2 * kMaxSkinnyRows;
-constexpr int kTileFeatures = 128, kStepColumns = 64;
-
-cudaError_t Device(int* num_sms, int* major) {
-  int device = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(num_sms, cudaDevAttrMultiProcessorCount, device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device);
-  return e;
-}
 
 // Times in ns, as measured on an H100 with the shapes of an 8B model (docs/results/2026-11-25-fp8-products.md).
 struct TileCost {
@@ -26,7 +18,7 @@ struct TileCost {
 };
 constexpr TileCost kTiles[] = {{16, 235, 300}, {32, 240, 305}, {64, 275, 330}, {128, 330, 455}, {256, 585, 0}};
 constexpr struct {
-  int split, start;  // what a launch takes beside its steps
+  int split, start;  // the time of a launch beside its steps
 } kSplits[] = {{0, 2500}, {1, 3000}, {2, 5000}, {4, 5000}, {8, 8500}};
 
 struct Choice {
@@ -36,8 +28,8 @@ struct Choice {
 
 // The tiling that takes the least time. one_order: of those whose sums ascend over in_features.
 Choice ChooseTiling(const Fp8GemmArgs& a, bool one_order, int num_sms) {
-  const int64_t features = (a.out_features + kTileFeatures - 1) / kTileFeatures;
-  const int64_t steps = (a.in_features + kStepColumns - 1) / kStepColumns;
+  const int64_t features = (a.out_features + kFp8TileFeatures - 1) / kFp8TileFeatures;
+  const int64_t steps = (a.in_features + kFp8TileColumns - 1) / kFp8TileColumns;
   Choice best;
   for (const TileCost& tile : kTiles) {
     const int64_t cost = a.scale_group == 0 ? tile.step : tile.step_of_groups;
@@ -56,8 +48,7 @@ Choice ChooseTiling(const Fp8GemmArgs& a, bool one_order, int num_sms) {
   return best;
 }
 
-// What SkinnyFp8Gemm takes, and what no product takes less than: bytes of the weight over a rate, in bytes
-// per ns.
+// The time of SkinnyFp8Gemm, and the least time of any product: bytes of the weight over a rate, in bytes per ns.
 int64_t StreamTime(const Fp8GemmArgs& a) {
   const double rate = a.num_rows <= 8 ? 2750 : a.num_rows <= 16 ? 2500 : a.num_rows <= 24 ? 2200 : 2000;
   return 1500 + static_cast<int64_t>(static_cast<double>(a.out_features * a.in_features) / rate);
@@ -69,15 +60,17 @@ int64_t ReadTime(const Fp8GemmArgs& a) {
 }  // namespace
 
 cudaError_t TiledFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
-  int num_sms = 0, major = 0;
-  if (const cudaError_t e = Device(&num_sms, &major); e != cudaSuccess) return e;
-  return major == 9 ? TiledFp8GemmSm90(a, ChooseTiling(a, true, num_sms).tiling, stream) : TiledFp8GemmSm80(a, stream);
+  int num_sms = 0, capability = 0;
+  if (const cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
+  return capability / 10 == 9 ? TiledFp8GemmSm90(a, ChooseTiling(a, true, num_sms).tiling, stream)
+                              : TiledFp8GemmSm80(a, stream);
 }
 
 cudaError_t Fp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
-  int num_sms = 0, major = 0;
-  if (const cudaError_t e = Device(&num_sms, &major); e != cudaSuccess) return e;
-  if (major != 9) return a.num_rows <= kMaxStreamedRows ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm80(a, stream);
+  int num_sms = 0, capability = 0;
+  if (const cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
+  if (capability / 10 != 9)
+    return a.num_rows <= kMaxStreamedRows ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm80(a, stream);
   const Choice tiles = ChooseTiling(a, false, num_sms);
   const bool few = a.num_rows <= kMaxSkinnyRows && StreamTime(a) <= std::max(tiles.time, ReadTime(a));
   return few ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm90(a, tiles.tiling, stream);

@@ -73,6 +73,8 @@ cudaError_t TiledFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& args, cudaStream_t stream);
 
+inline constexpr int kFp8TileFeatures = 128, kFp8TileColumns = 64;  // a tile of sm_90, and a step of it
+
 // Rows of a tile, and blocks that share its columns (1, 2, 4 or 8); 0: none do, and sums ascend over in_features.
 // Served: 64, 128 and, unless scales are of groups, 256 rows with split 0; 16 to 128 rows with the others.
 struct Fp8Tiling {

@@ -106,7 +106,7 @@ __device__ void AddAndStore(const Fp8GemmParams& p, const Part& part, const floa
   for (int first = thread; first < kShare; first += kAtOnce * kConsumerThreads) {
     float2 of[kAtOnce][kClusterBlocks];
     const auto row_of = [&](int i) {
-      return ClusterRank() * (kRows / kClusterBlocks) + (first + i * kConsumerThreads) / (kFeatures / 2);
+      return Cluster<kSharing>::Rank() * (kRows / kClusterBlocks) + (first + i * kConsumerThreads) / (kFeatures / 2);
     };
     const int column = first % (kFeatures / 2) * 2;
 #pragma unroll

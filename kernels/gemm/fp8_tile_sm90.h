@@ -4,13 +4,15 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/cuda_cluster.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/gemm/fp8_gemm_device.h"
 
 namespace spl::kernels::cuda {
 
 inline constexpr int kConsumers = 2, kThreads = 128 * (1 + kConsumers), kConsumerThreads = 128 * kConsumers;
-inline constexpr int kFeatures = 64 * kConsumers, kColumns = 64;
+inline constexpr int kFeatures = kFp8TileFeatures, kColumns = kFp8TileColumns;
+static_assert(kFeatures == 64 * kConsumers);
 inline constexpr int kSharing = 2;  // blocks that share x
 inline constexpr int kStepsOfGroup = kFp8Group / kColumns;
 static_assert(kStepsOfGroup == 2);
@@ -44,11 +46,6 @@ struct Part {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ __forceinline__ int ClusterRank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 __device__ __forceinline__ int ClusterBlocks() {
   int blocks;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
@@ -69,14 +66,15 @@ class Parts {
   __device__ Part Now() const {
     if constexpr (kSplit) {
       const int blocks = ClusterBlocks(), each = (steps_ / kStepsOfGroup + blocks - 1) / blocks * kStepsOfGroup;
-      const int begin = min(steps_, ClusterRank() * each);
+      const int begin = min(steps_, Cluster<kSharing>::Rank() * each);
       return {cluster_ % row_tiles_ * kRows, cluster_ / row_tiles_ * int64_t{kFeatures}, begin,
               min(steps_, begin + each)};
     }
     // Clusters walk the row tiles of a band before they go on to the next features.
     const int in_band = kRowTilesOfBand * feature_tiles_, at = cluster_ % in_band;
     const int first = cluster_ / in_band * kRowTilesOfBand, tiles = min(kRowTilesOfBand, row_tiles_ - first);
-    return {(first + at % tiles) * kRows, at / tiles * int64_t{kTileFeatures} + ClusterRank() * kFeatures, 0, steps_};
+    return {(first + at % tiles) * kRows, at / tiles * int64_t{kTileFeatures} + Cluster<kSharing>::Rank() * kFeatures,
+            0, steps_};
   }
 
  private:

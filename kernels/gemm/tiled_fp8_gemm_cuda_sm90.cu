@@ -9,6 +9,7 @@
 //            the columns. For few tiles, where a block alone would take long.
 #include <algorithm>
 
+#include "kernels/cuda/cuda_device_info.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_tensor_map.h"
@@ -25,7 +26,7 @@ template <int kRows, bool kGroups, bool kSplit>
 __device__ void Load(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, const CUtensorMap& x_map,
                      const CUtensorMap& w_map) {
   using S = Smem<kRows, kGroups>;
-  const int rank = ClusterRank();
+  const int rank = Cluster<kSharing>::Rank();
   const auto load_w = [&](const Part& part, int step, int stage) {
     const uint32_t full = SmemAddress(&smem.full[stage]);
     MbarrierArriveExpect(full, S::kXBytes + S::kWBytes);
@@ -99,7 +100,6 @@ template <int kRows, bool kGroups, bool kSplit>
 __device__ void Multiply(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, const Part& part, int row,
                          Ring<Smem<kRows, kGroups>::kStages>& ring, Sums<kRows>& sums) {
   static_assert(!kGroups || kRows <= 128, "sums and totals share the registers");
-  constexpr int kStages = Smem<kRows, kGroups>::kStages;
   const int c = threadIdx.x % 4;
   float totals[kGroups ? kRows / 2 : 1] = {};
   uint32_t codes[2][kColumns / 16][4];  // of the even and the odd steps
@@ -112,7 +112,7 @@ __device__ void Multiply(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, con
   for (float& x : sums) x = 0;
 #pragma unroll 1
   for (int step = part.begin; step < part.end; step += kStepsOfGroup) {
-    const int before = ring.stage == 0 ? kStages - 1 : ring.stage - 1, even = ring.stage;
+    const int before = ring.Before(), even = ring.stage;
     issue(codes[0], kGroups);
     if constexpr (!kGroups) {
       WgmmaWait<1>();
@@ -140,7 +140,7 @@ __device__ void Multiply(Smem<kRows, kGroups>& smem, const Fp8GemmParams& p, con
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) sums[i] = totals[i];
   } else {
-    if (part.end > part.begin) Release<kSplit>(&smem.empty[ring.stage == 0 ? kStages - 1 : ring.stage - 1]);
+    if (part.end > part.begin) Release<kSplit>(&smem.empty[ring.Before()]);
   }
 }
 
@@ -217,9 +217,8 @@ cudaError_t Launch(const Fp8GemmArgs& a, int split, cudaStream_t stream) {
                     CU_TENSOR_MAP_SWIZZLE_64B)) {
     return cudaErrorNotSupported;
   }
-  int device = 0, num_sms = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  int capability = 0, num_sms = 0;
+  cudaError_t e = DeviceInfo(&capability, &num_sms);
   if (e != cudaSuccess) return e;
   using Uses = Budget<kRows, kGroups>;
   const int blocks = kSplit ? split : kSharing;

@@ -14,14 +14,7 @@ constexpr std::string_view kCall = "<｜tool▁call▁begin｜>", kCallEnd = "<�
 constexpr std::string_view kSeparator = "<｜tool▁sep｜>", kFence = "```";
 constexpr size_t kMaxHeadBytes = 512;  // from the beginning of a call to its arguments
 
-bool IsPrefix(std::string_view text, std::string_view of) { return of.substr(0, text.size()) == text; }
-
-// Where the text goes on behind white space.
-size_t NextAt(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(kWhiteSpace, at), text.size());
-}
-
-// What stands in front of the arguments of a call.
+// The text in front of the arguments of a call.
 struct Head {
   enum State { kMore, kNone, kFound };
   State state = kNone;
@@ -32,26 +25,26 @@ struct Head {
 
 // `at`: behind the name.
 Head HeadOf(std::string_view text, std::string_view name, size_t at) {
-  name.remove_prefix(NextAt(name, 0));
+  name.remove_prefix(SkipSpace(name, 0));
   name = name.substr(0, name.find_last_not_of(kWhiteSpace) + 1);  // npos: 0
   if (name.empty() || name.find_first_of(" \t\n\r{}<>\"`") != std::string_view::npos) return {};
   if (text[at] == '{') return {.state = Head::kFound, .name = name, .arguments = at};
   const std::string_view behind = text.substr(at, kCallEnd.size());
   if (behind == kCallEnd) return {.state = Head::kFound, .name = name, .arguments = at, .has_arguments = false};
-  return {.state = IsPrefix(behind, kCallEnd) ? Head::kMore : Head::kNone};
+  return {.state = kCallEnd.starts_with(behind) ? Head::kMore : Head::kNone};
 }
 
 // `text` begins behind the separator.
 Head NamedHead(std::string_view text) {
-  const size_t name_end = text.find_first_of("\n`{<", NextAt(text, 0));
+  const size_t name_end = text.find_first_of("\n`{<", SkipSpace(text, 0));
   if (name_end == std::string_view::npos) return {.state = Head::kMore};
   const std::string_view name = text.substr(0, name_end);
-  size_t at = NextAt(text, name_end);
+  size_t at = SkipSpace(text, name_end);
   if (text.substr(at, kFence.size()) == kFence) {
     at += kFence.size();
     while (at < text.size() && text[at] >= 'a' && text[at] <= 'z') ++at;
-    at = NextAt(text, at);
-  } else if (IsPrefix(text.substr(at), kFence)) {
+    at = SkipSpace(text, at);
+  } else if (kFence.starts_with(text.substr(at))) {
     return {.state = Head::kMore};
   }
   return at < text.size() ? HeadOf(text, name, at) : Head{.state = Head::kMore};
@@ -65,7 +58,7 @@ Head ReadHead(std::string_view text) {
   const size_t separator = text.find(kSeparator);
   if (separator != std::string_view::npos) {
     const size_t behind = separator + kSeparator.size();
-    const size_t at = NextAt(text, behind);
+    const size_t at = SkipSpace(text, behind);
     const bool named_first = at < text.size() && (text[at] == '{' || text[at] == '<');
     if (named_first) {
       head = HeadOf(text, text.substr(0, separator), at);
@@ -131,7 +124,7 @@ class DeepSeek final : public OutputParser {
   }
 
   bool StartCall(OutputDelta* out) {
-    const size_t begin = NextAt(held_, 0);
+    const size_t begin = SkipSpace(held_, 0);
     const std::string_view text = std::string_view(held_).substr(begin);
     if (text.starts_with(kCall)) {
       head_ = begin + kCall.size();
@@ -142,7 +135,7 @@ class DeepSeek final : public OutputParser {
       start_.Behind();
       return Become(State::kOutside);
     }
-    if (IsPrefix(text, kCall) || (has_calls_ && IsPrefix(text, kCallsEnd))) return false;
+    if (kCall.starts_with(text) || (has_calls_ && kCallsEnd.starts_with(text))) return false;
     return NoCall(out);
   }
 
@@ -178,13 +171,13 @@ class DeepSeek final : public OutputParser {
   // The first `num_bytes` of what is held are content, but for white space in front of them, and a fence.
   void EmitRest(size_t num_bytes, OutputDelta* out) const {
     std::string_view rest = std::string_view(held_).substr(0, num_bytes);
-    rest.remove_prefix(NextAt(rest, 0));
-    if (rest.starts_with(kFence) || IsPrefix(rest, kFence)) rest.remove_prefix(std::min(rest.size(), kFence.size()));
-    rest.remove_prefix(NextAt(rest, 0));
+    rest.remove_prefix(SkipSpace(rest, 0));
+    if (rest.starts_with(kFence) || kFence.starts_with(rest)) rest.remove_prefix(std::min(rest.size(), kFence.size()));
+    rest.remove_prefix(SkipSpace(rest, 0));
     out->content += rest;
   }
 
-  // What is held is text, in which there may be another tag.
+  // The held text is content, in which there may be another tag.
   bool NoCall(OutputDelta* out) {
     if (has_calls_) {
       start_.Behind();

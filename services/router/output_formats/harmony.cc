@@ -43,8 +43,6 @@ size_t EndsInTag(std::string_view text) {
   return partial;
 }
 
-bool IsPrefix(std::string_view text, std::string_view of) { return of.substr(0, text.size()) == text; }
-
 enum class Kind { kReasoning, kContent, kCall, kOther };
 
 struct Header {
@@ -101,7 +99,7 @@ class Harmony final : public OutputParser {
         return calls_.AddArguments(held_, out);
       case State::kBetween:
       case State::kCallEnd:
-        held_.erase(0, std::min(held_.find_first_not_of(kWhiteSpace), held_.size()));
+        held_.erase(0, SkipSpace(held_, 0));
         if (EndsInTag(held_) < held_.size()) EmitOther(held_, out);
         return;
       case State::kHeader:
@@ -158,7 +156,7 @@ class Harmony final : public OutputParser {
         header_.clear();
         return Become(State::kHeader);
       }
-      partial = partial || IsPrefix(text, tag);
+      partial = partial || tag.starts_with(text);
     }
     if (partial) return false;
     if (!first) held_.erase(0, begin);
@@ -230,7 +228,7 @@ class Harmony final : public OutputParser {
       }
     }
     for (const std::string_view stop : Stops()) {
-      if (IsPrefix(text, stop)) return false;
+      if (stop.starts_with(text)) return false;
     }
     StartText(Kind::kContent);
     Emit(header_, out);

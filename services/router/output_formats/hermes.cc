@@ -81,7 +81,7 @@ class Hermes final : public OutputParser {
     return true;
   }
 
-  // What stands behind the tag is text, in which there may be another tag.
+  // The text behind the tag is content, in which there may be another tag.
   bool NoCall(OutputDelta* out) {
     start_.TakeBack(space_, out);
     state_ = State::kOutside;

@@ -70,7 +70,7 @@ class JsonCalls final : public OutputParser {
       const size_t language = begin + kFence.size();
       size_t at = language;
       while (at < held_.size() && is_language(held_[at]) && at - language < kMaxLanguageBytes) ++at;
-      value_ = std::min(held_.find_first_not_of(kWhiteSpace, at), held_.size());
+      value_ = SkipSpace(held_, at);
     }
     if (value_ == held_.size()) return false;
     if (held_[value_] != '{' && held_[value_] != '[') return NoCall();
@@ -103,7 +103,7 @@ class JsonCalls final : public OutputParser {
 
   // All that follows is content. White space behind a call belongs to it.
   bool NoCall() {
-    if (calls_.num_calls() > 0) held_.erase(0, std::min(held_.find_first_not_of(kWhiteSpace), held_.size()));
+    if (calls_.num_calls() > 0) held_.erase(0, SkipSpace(held_, 0));
     return Become(State::kContent);
   }
 

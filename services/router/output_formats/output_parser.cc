@@ -11,9 +11,13 @@ size_t PartialTag(std::string_view text, std::string_view tag) {
   return 0;
 }
 
+size_t SkipSpace(std::string_view text, size_t at) {
+  return std::min(text.find_first_not_of(kWhiteSpace, at), text.size());
+}
+
 bool CallStart::Find(std::string* held, OutputDelta* out) {
   if (behind_call_) {
-    held->erase(0, std::min(held->find_first_not_of(kWhiteSpace), held->size()));
+    held->erase(0, SkipSpace(*held, 0));
     if (held->empty()) return false;
   }
   const size_t start = held->find(tag_);

@@ -59,6 +59,9 @@ size_t PartialTag(std::string_view text, std::string_view tag);
 
 inline constexpr std::string_view kWhiteSpace = " \t\n\r";
 
+// Where the text goes on behind white space at `at`; its size: nowhere.
+size_t SkipSpace(std::string_view text, size_t at);
+
 // The part of a parser that looks for the tag in front of a call. Text up to it is content. White space in front of it
 // is not, and waits for what follows; behind a call it is dropped.
 class CallStart {

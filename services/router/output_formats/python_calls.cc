@@ -80,7 +80,7 @@ class Reader {
   }
 
  private:
-  void SkipSpace() { at_ = std::min(text_.find_first_not_of(kWhiteSpace, at_), text_.size()); }
+  void SkipSpace() { at_ = router::SkipSpace(text_, at_); }
 
   bool Sees(char c) {
     SkipSpace();

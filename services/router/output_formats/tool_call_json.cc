@@ -14,10 +14,6 @@ Json Parse(std::string_view text) { return Json::parse(text.begin(), text.end(),
 
 constexpr size_t kMaxHeadBytes = 1024;  // of a call in front of its arguments, if it is to be certain by them
 
-size_t SkipSpace(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(kWhiteSpace, at), text.size());
-}
-
 // Where the value that begins at `at` ends. REQUIRES: `text` is JSON.
 size_t ValueEnd(std::string_view text, size_t at) {
   if (text[at] == '{' || text[at] == '[') return at + BracketLength(text.substr(at)).value_or(text.size() - at);

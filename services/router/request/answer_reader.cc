@@ -24,14 +24,19 @@ std::unique_ptr<OutputParser> AnswerParsers::Make() const {
   return MakeOutputParser(format_.format, tools.json.empty() ? nullptr : &tools, in_reasoning_);
 }
 
-std::vector<AnswerPart> AnswerReader::Read(std::string_view text, bool last) {
+std::vector<AnswerPart> AnswerReader::Read(const Delta& delta) {
+  const bool ends = delta.finish_reason != FinishReason::kNone;
+  if (ends) {
+    finish_reason_ = delta.finish_reason;
+    stop_string_ = delta.stop_string;
+  }
   if (!std::exchange(started_, true)) parser_ = parsers_.Make();
   OutputDelta added;
   if (parser_ == nullptr) {
-    added.content = text;
+    added.content = delta.text;
   } else {
-    parser_->Feed(text, &added);
-    if (last) parser_->Finish(&added);
+    parser_->Feed(delta.text, &added);
+    if (ends) parser_->Finish(&added);
   }
   std::vector<AnswerPart> parts;
   Append(AnswerBlock::Kind::kReasoning, added.reasoning, &parts);

@@ -59,10 +59,11 @@ class AnswerReader {
       : tokenizer_(tokenizer), parsers_(tokenizer, std::move(format)) {}
 
   void SetPrompt(std::span<const TokenId> prompt) { parsers_.SetPrompt(prompt); }
-  // `last`: the answer ends with this piece.
-  std::vector<AnswerPart> Read(std::string_view text, bool last);
+  std::vector<AnswerPart> Read(const Delta& delta);
   const std::vector<AnswerBlock>& blocks() const { return blocks_; }
   bool has_calls() const;
+  FinishReason finish_reason() const { return finish_reason_; }    // kNone: the answer has not ended
+  const std::string& stop_string() const { return stop_string_; }  // that ended it; empty: none did
   // Tokens of the reasoning's text. Cost: tokenizes it.
   uint32_t CountReasoningTokens() const;
   void Clear() { blocks_.clear(); }
@@ -75,6 +76,8 @@ class AnswerReader {
   AnswerParsers parsers_;
   std::unique_ptr<OutputParser> parser_;
   bool started_ = false;
+  FinishReason finish_reason_ = FinishReason::kNone;
+  std::string stop_string_;
   std::vector<AnswerBlock> blocks_;
 };
 

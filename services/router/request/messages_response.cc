@@ -91,15 +91,6 @@ void MessagesFormatter::SetPrompt(uint32_t num_tokens, std::span<const TokenId> 
   reader_.SetPrompt(prompt);
 }
 
-std::vector<AnswerPart> MessagesFormatter::Take(const Delta& delta) {
-  const bool ends = delta.finish_reason != FinishReason::kNone;
-  if (ends) {
-    finish_reason_ = delta.finish_reason;
-    stop_string_ = delta.stop_string;
-  }
-  return reader_.Read(delta.text, ends);
-}
-
 OrderedJson MessagesFormatter::Message() const {
   OrderedJson message;
   message["id"] = head_.id;
@@ -114,15 +105,16 @@ OrderedJson MessagesFormatter::Message() const {
 
 void MessagesFormatter::SetEnd(OrderedJson* message) const {
   const char* reason = "end_turn";
-  if (finish_reason_ == FinishReason::kLength) {
+  if (reader_.finish_reason() == FinishReason::kLength) {
     reason = "max_tokens";
-  } else if (!stop_string_.empty()) {
+  } else if (!reader_.stop_string().empty()) {
     reason = "stop_sequence";
   } else if (reader_.has_calls()) {
     reason = "tool_use";
   }
   (*message)["stop_reason"] = reason;
-  (*message)["stop_sequence"] = stop_string_.empty() ? OrderedJson(nullptr) : OrderedJson(stop_string_);
+  (*message)["stop_sequence"] =
+      reader_.stop_string().empty() ? OrderedJson(nullptr) : OrderedJson(reader_.stop_string());
 }
 
 // The number of cached tokens is not known before the end.
@@ -159,7 +151,7 @@ std::string MessagesFormatter::PartEvents(const AnswerPart& part) {
 std::string MessagesFormatter::Events(std::span<const Delta> deltas, const FinalInfo* final) {
   std::string events = Start();
   for (const Delta& delta : deltas) {
-    for (const AnswerPart& part : Take(delta)) events += PartEvents(part);
+    for (const AnswerPart& part : reader_.Read(delta)) events += PartEvents(part);
   }
   if (final == nullptr) return events;
   events += StopBlock();
@@ -177,7 +169,7 @@ std::string MessagesFormatter::ErrorEvents(const absl::Status& status) {
 }
 
 void MessagesFormatter::Add(std::span<const Delta> deltas) {
-  for (const Delta& delta : deltas) Take(delta);
+  for (const Delta& delta : deltas) reader_.Read(delta);
 }
 
 OrderedJson MessagesFormatter::Whole(const FinalInfo& final) {

@@ -37,7 +37,6 @@ class MessagesFormatter final : public AnswerFormatter {
   void Clear() override { reader_.Clear(); }
 
  private:
-  std::vector<AnswerPart> Take(const Delta& delta);
   OrderedJson Message() const;
   std::string Start();
   std::string PartEvents(const AnswerPart& part);
@@ -49,8 +48,6 @@ class MessagesFormatter final : public AnswerFormatter {
   uint32_t prompt_tokens_ = 0;
   bool started_ = false;
   size_t num_open_ = 0;  // blocks that have begun, all but the last of which have ended
-  FinishReason finish_reason_ = FinishReason::kNone;
-  std::string stop_string_;
 };
 
 }  // namespace spl::router

@@ -66,12 +66,6 @@ void ResponsesFormatter::SetPrompt(uint32_t /*num_tokens*/, std::span<const Toke
   reader_.SetPrompt(prompt);
 }
 
-std::vector<AnswerPart> ResponsesFormatter::Take(const Delta& delta) {
-  const bool ends = delta.finish_reason != FinishReason::kNone;
-  if (ends) finish_reason_ = delta.finish_reason;
-  return reader_.Read(delta.text, ends);
-}
-
 size_t ResponsesFormatter::num_items() const { return std::max<size_t>(1, reader_.blocks().size()); }
 
 const AnswerBlock& ResponsesFormatter::BlockAt(size_t index) const {
@@ -205,7 +199,7 @@ std::string ResponsesFormatter::Events(std::span<const Delta> deltas, const Fina
     events += Event({{"type", "response.in_progress"}, {"response", Response("in_progress")}});
   }
   for (const Delta& delta : deltas) {
-    for (const AnswerPart& part : Take(delta)) {
+    for (const AnswerPart& part : reader_.Read(delta)) {
       if (part.begins && part.block > 0) events += End(part.block - 1, "completed");
       if (part.begins) events += Begin(part.block);
       events += Extend(part.block, part.text);
@@ -225,7 +219,7 @@ std::string ResponsesFormatter::ErrorEvents(const absl::Status& status) {
 }
 
 void ResponsesFormatter::Add(std::span<const Delta> deltas) {
-  for (const Delta& delta : deltas) Take(delta);
+  for (const Delta& delta : deltas) reader_.Read(delta);
 }
 
 OrderedJson ResponsesFormatter::Whole(const FinalInfo& final) { return Done(final); }

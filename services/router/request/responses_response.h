@@ -43,10 +43,9 @@ class ResponsesFormatter final : public AnswerFormatter {
   void Clear() override { reader_.Clear(); }
 
  private:
-  std::vector<AnswerPart> Take(const Delta& delta);
   OrderedJson Response(const char* status) const;
   OrderedJson Done(const FinalInfo& final);
-  bool incomplete() const { return finish_reason_ == FinishReason::kLength; }
+  bool incomplete() const { return reader_.finish_reason() == FinishReason::kLength; }
   const AnswerBlock& BlockAt(size_t index) const;
   size_t num_items() const;
   // The item as it is at the end; `status` "in_progress": as it begins.
@@ -64,7 +63,6 @@ class ResponsesFormatter final : public AnswerFormatter {
   uint64_t sequence_number_ = 0;
   bool started_ = false;
   size_t num_begun_ = 0;  // items, all but the last of which have ended
-  FinishReason finish_reason_ = FinishReason::kNone;
 };
 
 // The response to which an item of this id belongs; empty: it is no id of an item.

@@ -44,7 +44,7 @@ class ChosenRowsTest : public SegmentsFixture {
     return rows;
   }
 
-  // What the equations say of a layout, for every position.
+  // The equations of a layout, for every position.
   struct Expected {
     std::vector<bool> fresh, reused, always;
     std::vector<double> scores;  // 0 where not reused

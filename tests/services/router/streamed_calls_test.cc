@@ -86,7 +86,7 @@ TEST(StreamedCallsTest, AnswersThatAreCutOff) {
   }
 }
 
-// What tells a call and where its arguments begin depends on the text alone.
+// The text alone decides what is a call and where its arguments begin.
 TEST(StreamedCallsTest, HeadsOfCalls) {
   const std::string long_name(2000, 'x');
   const struct {
