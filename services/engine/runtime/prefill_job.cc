@@ -91,7 +91,7 @@ absl::Status PrefillJob::StartRun(LocalKv& local, ParallelExecutor& executor) {
 }
 
 PrefillSlice PrefillJob::NextSlice(int32_t room) {
-  const PrefillSlice slice = run->Next(room);
+  const PrefillSlice slice = run->Next(room, request.on_layer != nullptr);
   if (const auto layers = run->kept(); !slice.tokens.empty() && !layers.empty() && kept == nullptr)
     kept = std::make_shared<KeptTokens>(
         KeptTokens{static_cast<int32_t>(request.tokens.size()), {layers.begin(), layers.end()}});

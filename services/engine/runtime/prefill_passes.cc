@@ -9,6 +9,7 @@
 #include "services/base/fault_point.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/device_lost.h"
+#include "services/engine/runtime/pass_rows.h"
 
 namespace spl::engine {
 namespace {
@@ -18,14 +19,10 @@ using Clock = std::chrono::steady_clock;
 FaultPoint step_fault("engine.prefill.step");
 
 // A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
-constexpr int32_t kLeastRowsWithRiders = 256;
+constexpr int64_t kFewRows = 256;
 // Short prompts wait for others for so long, where at least so many sequences are decoded.
 constexpr std::chrono::milliseconds kGatherTime{25};
 constexpr size_t kManyRiders = 64;
-// Prompts that wait are computed within so many passes, where the ITL target allows it.
-constexpr int64_t kPassesToDrain = 16;
-// A pass of fewer rows costs little less, so that a step that is due waits for so many.
-constexpr int32_t kLeastRows = 128;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -35,7 +32,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 // few steps.
 bool PrefillPasses::CanWait() const {
   if (options_.shared == nullptr || options_.turns == nullptr || options_.turns->num_offered() < kManyRiders ||
-      meter_.load(0).queued_tokens >= kLeastRowsWithRiders)
+      meter_.load(0).queued_tokens >= kFewRows)
     return false;
   const auto now = Clock::now();
   const std::vector<Job> jobs = queue_.RunningInOrder(now);
@@ -73,7 +70,12 @@ std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
                    [](const Job& job) { return job->request.prompt_logprobs.has_value(); }))
     meter_.Add(tokens, cost, Seconds(Clock::now() - start));
   if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
+  const bool shared = pass.riders != nullptr;
   Finish(pass, ended);
+  if (shared) {
+    const std::chrono::nanoseconds took = Clock::now() - start;
+    shared_pass_time_ += (took - shared_pass_time_) / (shared_pass_time_.count() == 0 ? 1 : 4);
+  }
   return ended;
 }
 
@@ -110,25 +112,18 @@ bool PrefillPasses::IsPlain(const PassLayers& layers) const {
 }
 
 // Prompts that are not plain have the slices that they would have without company: a method's choice may depend on
-// where a slice ends. Others have as many rows as are computed until the next decode step is due on a shared device. A
-// pass that takes a step along has as many as keep prompts and running sequences in balance, and more while prompts
-// queue.
-int32_t PrefillPasses::RowsOfPass(bool plain) const {
-  const int32_t most = executor_.max_rows();
-  if (!plain || options_.turns == nullptr) return most;
-  const auto riders = static_cast<int32_t>(options_.shared != nullptr ? options_.turns->num_offered() : 0);
-  const std::chrono::nanoseconds time = riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
-  if (time == std::chrono::nanoseconds::max()) return most;
-  double rows = Seconds(time) * meter_.load(0).tokens_per_s;
-  if (const double per_token = options_.turns->PromptRowsPerToken(); riders > 0 && per_token > 0) {
-    const auto waiting = static_cast<double>(meter_.load(0).queued_tokens);
-    rows = std::min(rows, std::max(per_token * riders, waiting / kPassesToDrain));
-  }
-  // Whole pages; riders come on top.
-  const int32_t least = riders > 0 ? kLeastRowsWithRiders : kLeastRows, room = std::max(1, most - riders);
-  const int32_t whole =
-      static_cast<int32_t>(std::min<double>(rows, most)) / kernels::kPageTokens * kernels::kPageTokens;
-  return std::min(std::max(whole, least), room);
+// where a slice ends.
+int32_t PrefillPasses::RowsOfNext(bool plain) const {
+  PassDemand demand{.most = executor_.max_rows()};
+  if (!plain || options_.turns == nullptr) return demand.most;
+  const PrefillLoad load = meter_.load(0);
+  if (options_.shared != nullptr) demand.riders = static_cast<int32_t>(options_.turns->num_offered());
+  demand.time = demand.riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
+  demand.rows_per_s = load.tokens_per_s;
+  demand.rows_per_token = options_.turns->PromptRowsPerToken();
+  demand.waiting = load.queued_tokens;
+  demand.shared_pass_time = shared_pass_time_;
+  return RowsOfPass(demand);
 }
 
 PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
@@ -144,7 +139,7 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
       meter_.SetQueued(job->queued, static_cast<int64_t>(std::ceil(job->run->remaining_work())));
     }
     if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
-    if (pass.jobs.empty()) room = RowsOfPass(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
+    if (pass.jobs.empty()) room = RowsOfNext(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
     const PrefillSlice slice = job->NextSlice(room);
     if (slice.tokens.empty()) continue;
     pass.layers = job->run->layers();

@@ -2,6 +2,7 @@
 // step, and which results follow.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -50,7 +51,7 @@ class PrefillPasses {
   bool CanWait() const;
   Pass Choose(std::vector<Ended>& ended);
   bool IsPlain(const PassLayers& layers) const;
-  int32_t RowsOfPass(bool plain) const;
+  int32_t RowsOfNext(bool plain) const;
   void Board(Pass& pass);
   absl::Status Run(const Pass& pass);
   // Computes what prompts of the pass ask for of their own tokens, while the executor has their rows.
@@ -69,6 +70,7 @@ class PrefillPasses {
   const PromptQueue& queue_;
   PrefillMeter& meter_;
   const PrefillEngineOptions& options_;
+  std::chrono::nanoseconds shared_pass_time_{0};  // PassDemand::shared_pass_time
   RowSampler row_sampler_;
   PromptLogprobs prompt_logprobs_;
 };

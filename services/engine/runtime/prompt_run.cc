@@ -239,7 +239,7 @@ int32_t PromptRun::RowAt(int64_t index) const {
   return layout_.num_tokens;
 }
 
-PrefillSlice PromptRun::Next(int32_t room) {
+PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
   const int64_t left = num_rows_ - next_row_;
   int64_t count = stage_.whole ? left : std::min<int64_t>(room, left);
   if (count > 0 && count < left && !layout_.reused.empty()) {
@@ -249,8 +249,7 @@ PrefillSlice PromptRun::Next(int32_t room) {
     count = std::min(count, (even + kTile - 1) / kTile * kTile);
   }
   const int64_t end_row = next_row_ + count;
-  if (end_row < num_rows_ && !scores()) {
-    // A slice ends on a page edge where its rows reach one: a page is sent once, when it is full.
+  if (whole_pages && end_row < num_rows_ && !scores()) {
     const int32_t next = RowAt(end_row), over = next % kernels::kPageTokens;
     if (over >= count) {
       count = 0;

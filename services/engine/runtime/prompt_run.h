@@ -37,8 +37,9 @@ class PromptRun {
   // prompts, or its policy asks for it.
   bool alone() const { return scores() || policy_.runs_alone(layout_); }
   // The next pass, of at most `room` rows; a whole span ignores `room`. Valid until Finish. Without tokens: `room` is
-  // too small for a useful slice.
-  PrefillSlice Next(int32_t room);
+  // too small for a useful slice. whole_pages: the slice ends on a page edge if its rows reach one, so that a page is
+  // sent once, when it is full.
+  PrefillSlice Next(int32_t room, bool whole_pages = true);
 
   // Pages [first, end) of the pass's layers become final in the pass that Next described: they are not written again.
   // If that pass does not run, the next call of Next describes it again, with the same pages.
