@@ -46,6 +46,11 @@ MUTANTS = [
            "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
            "  std::reverse(indices.begin(), indices.end());\n",
            "engine_chosen_rows_test"),
+    Mutant("mirrored-choice-answers", "the same: whole answers are wrong then", RUN,
+           "  // From numbers of candidates to positions; both ascend.\n",
+           "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
+           "  std::reverse(indices.begin(), indices.end());\n",
+           "evals_methods_gate_test"),
     Mutant("forgotten-gaps", "gaps between candidates are forgotten", RUN,
            "indices[next] += range.begin - before;", "indices[next] += request.candidates.front().begin;",
            "engine_chosen_rows_test"),
