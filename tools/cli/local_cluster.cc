@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::chrono::seconds kReadyTimeout{30};
 constexpr std::chrono::milliseconds kReadyPoll{5};
+// For a worker in the router's own process to answer. It is silent only when the whole machine is busy, and there is no
+// other worker to which its requests could move: taking it for lost would only fail them.
+constexpr std::chrono::seconds kAnswerTimeout{30};
 // Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
 constexpr int32_t kSliceTokensOnHost = 512, kSliceTokensOnGpu = 2048;
 
@@ -151,6 +154,9 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   router.knowledge_bases.store = store_->grpc_address();
   router.dispatch.fleet.prefill = {prefill_->grpc_address()};
   router.dispatch.fleet.decode = {decode_->grpc_address()};
+  router.dispatch.fleet.poll_timeout = kAnswerTimeout;
+  router.dispatch.fleet.confirm_timeout = kAnswerTimeout;
+  router.dispatch.reserve_timeout = kAnswerTimeout;
   return router;
 }
 
