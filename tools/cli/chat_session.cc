@@ -227,7 +227,7 @@ absl::StatusOr<bool> ChatSession::RunCommand(const std::string& line) {
 }
 
 absl::StatusOr<TextResult> ChatSession::Generate(const TextRequest& plain, std::string& text) {
-  AnswerWriter writer(options_.out, options_.terminal && options_.out.color);
+  AnswerWriter writer(options_.out, ::isatty(STDOUT_FILENO) != 0);
   const StopOnInterrupt stop(generator_, interrupt_);
   TextRequest request = plain;
   request.on_reasoning = [&](const std::string& piece) {

@@ -53,7 +53,8 @@ absl::Status RunChat(const Flags& flags) {
   InterruptEvent interrupt;
   std::unique_ptr<LineReader> reader;
   std::unique_ptr<ChatHistory> history;
-  if (options.terminal && ::isatty(STDOUT_FILENO) != 0) reader = MakeTerminalReader(interrupt, options.out);
+  if (options.terminal && ::isatty(STDOUT_FILENO) != 0 && !IsDumbTerminal())
+    reader = MakeTerminalReader(interrupt, options.out);
   if (reader != nullptr) history = OpenHistory(flags);
   if (reader == nullptr) reader = MakePlainReader(interrupt, /*prompts=*/options.terminal);
   if (history != nullptr) {

@@ -238,7 +238,9 @@ Command MakeEvalCommand(CLI::App& root) {
       "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
       "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");
   AddSourceFlags(app, flags->source);
-  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->delimiter(',');
+  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::ExistingFile);
   app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();

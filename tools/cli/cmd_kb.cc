@@ -72,6 +72,8 @@ absl::Status Publish(const Flags& flags) {
     return true;
   });
   progress.Finish();
+  if (!flags.in_memory && MessageOf(status).find("(--data-dir)") != std::string::npos)
+    return Annotate(status, "give the store a --data-dir, or publish with --in-memory to lose the documents with it");
   SPLICE_RETURN_IF_ERROR(status);
   if (!version.is_object()) return absl::UnavailableError("the stream ended before the version was ready");
   if (flags.admin.PrintedJson(version)) return absl::OkStatus();

@@ -57,7 +57,7 @@ absl::Status RunServe(Flags& flags) {
   std::fflush(stdout);
   stop.Wait();
   if (const size_t left = cluster->num_requests(); person && left > 0)
-    fmt::print(stderr, "finishing {} requests, for at most 30 s; Ctrl-C again ends at once\n", left);
+    fmt::print(stderr, "requests under way: {}; they have 30 s to finish, and Ctrl-C again ends at once\n", left);
   cluster->Stop();
   return absl::OkStatus();
 }

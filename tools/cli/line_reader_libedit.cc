@@ -83,9 +83,7 @@ class EditReader final : public LineReader {
 
   End Read(const std::string& prompt, std::string& line) override {
     const InLocale in(locale_);
-    prompt_ = style_.color
-                  ? kUnprinted + std::string("\x1b[1m") + kUnprinted + prompt + kUnprinted + "\x1b[0m" + kUnprinted
-                  : prompt;
+    prompt_ = Bold(prompt);
     line.clear();
     ::el_set(edit_, EL_PREP_TERM, 1);  // before the prompt is seen: a key that the terminal takes itself is lost
     Send(kPasteBegin);
@@ -117,6 +115,14 @@ class EditReader final : public LineReader {
     void* self = nullptr;
     ::el_get(edit, EL_CLIENTDATA, &self);
     return *static_cast<EditReader*>(self);
+  }
+
+  // Emphasizes all but the last character: libedit sends a sequence together with the character behind it, and drops
+  // one that has none.
+  std::string Bold(const std::string& prompt) const {
+    if (!style_.color || prompt.empty()) return prompt;
+    const auto unprinted = [](const char* sequence) { return kUnprinted + std::string(sequence) + kUnprinted; };
+    return unprinted("\x1b[1m") + prompt.substr(0, prompt.size() - 1) + unprinted("\x1b[0m") + prompt.back();
   }
 
   static char* Prompt(EditLine* edit) { return Of(edit).prompt_.data(); }

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "services/base/address.h"
 #include "services/base/listen_check.h"
 #include "services/base/status.h"
 #include "services/engine/execution/workspace_bytes.h"
@@ -54,6 +55,8 @@ const std::string& TextFolder(const LocalClusterOptions& options) {
 
 // The router would refuse the same, but it starts last: reading a model takes minutes.
 absl::Status CheckBeforeLoading(const LocalClusterOptions& options) {
+  if (const auto http = ParseHostPort(options.http_listen); !http.ok()) return Annotate(http.status(), "--http");
+  if (const auto grpc = ParseHostPort(options.grpc_listen); !grpc.ok()) return Annotate(grpc.status(), "--grpc");
   SPLICE_RETURN_IF_ERROR(router::CheckOpenAddresses({.http_listen = options.http_listen,
                                                      .grpc_listen = options.grpc_listen,
                                                      .has_keys = !options.api_keys_file.empty(),

@@ -14,11 +14,14 @@ std::optional<WindowSize> WindowOf(int fd) {
   return WindowSize{.columns = size.ws_col, .rows = size.ws_row};
 }
 
+bool IsDumbTerminal() {
+  const char* const term = std::getenv("TERM");
+  return term != nullptr && std::string_view(term) == "dumb";
+}
+
 bool HasColor(int fd) {
   const char* const no_color = std::getenv("NO_COLOR");
-  const char* const term = std::getenv("TERM");
-  return ::isatty(fd) != 0 && (no_color == nullptr || *no_color == '\0') &&
-         (term == nullptr || std::string_view(term) != "dumb");
+  return ::isatty(fd) != 0 && (no_color == nullptr || *no_color == '\0') && !IsDumbTerminal();
 }
 
 std::string WithoutControls(std::string_view text) {

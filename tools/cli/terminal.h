@@ -14,6 +14,9 @@ struct WindowSize {
 // The window of the terminal that `fd` is; nullopt: it is none, or its size is not known.
 std::optional<WindowSize> WindowOf(int fd);
 
+// True with TERM=dumb: a window that shows lines and moves no cursor.
+bool IsDumbTerminal();
+
 // True for a terminal that shows colours: not with NO_COLOR set to something, and not with TERM=dumb.
 bool HasColor(int fd);
 

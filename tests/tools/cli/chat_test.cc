@@ -35,7 +35,8 @@ class ChatTest : public ::testing::Test {
     return argv;
   }
   std::vector<std::string> Environment() const {
-    return {"TERM=xterm", "LC_ALL=C", "HOME=" + dir_.path(), "XDG_STATE_HOME=" + dir_.path() + "/state"};
+    return {"TERM=xterm", "LC_ALL=C", "HOME=" + dir_.path(), "XDG_STATE_HOME=" + dir_.path() + "/state",
+            color_ ? "NO_COLOR=" : "NO_COLOR=1"};
   }
   // A chat that has greeted and waits for input.
   std::unique_ptr<PtyProcess> Chat(std::vector<std::string> more = {}, std::vector<std::string> variables = {}) const {
@@ -43,18 +44,18 @@ class ChatTest : public ::testing::Test {
     environment.insert(environment.end(), variables.begin(), variables.end());
     auto chat = std::make_unique<PtyProcess>(Argv(std::move(more)), environment);
     chat->WaitFor("splice-tiny");
-    chat->WaitFor("> ");
+    chat->WaitFor(prompt());
     return chat;
   }
   // Waits for the answer to the first message of a conversation, and for the next prompt. An answer repeats its prompt.
-  static void ExpectEcho(PtyProcess& chat, const std::string& message) {
-    if (chat.WaitFor("user\r\n" + message + "\r\nassistant") && chat.WaitFor("[TTFT ")) chat.WaitFor("> ");
+  void ExpectEcho(PtyProcess& chat, const std::string& message) const {
+    if (chat.WaitFor("user\r\n" + message + "\r\nassistant") && chat.WaitFor("[TTFT ")) chat.WaitFor(prompt());
   }
   // Waits for the prompt: before it the terminal itself takes keys like Ctrl-R.
-  static void Clear(PtyProcess& chat) {
+  void Clear(PtyProcess& chat) const {
     chat.Type("/clear\r");
     chat.WaitFor("forgotten");
-    chat.WaitFor("> ");
+    chat.WaitFor(prompt());
   }
   static void End(PtyProcess& chat) {
     chat.Type(kCtrlD);
@@ -62,11 +63,15 @@ class ChatTest : public ::testing::Test {
   }
   std::string HistoryPath() const { return dir_.path() + "/state/splice/chat_history"; }
 
+  std::string prompt() const { return color_ ? "\x1b[1m>\x1b[0m " : "> "; }
+
   testing::FakeCluster cluster_;
   testing::TempDir dir_;
+  bool color_ = false;
 };
 
 TEST_F(ChatTest, GreetsWithTheModelAndAnswers) {
+  color_ = true;
   Start();
   auto chat = Chat();
   EXPECT_THAT(chat->output(), HasSubstr(cluster_.http()));
@@ -75,15 +80,15 @@ TEST_F(ChatTest, GreetsWithTheModelAndAnswers) {
   ExpectEcho(*chat, "Hello");
   EXPECT_THAT(chat->output(), HasSubstr("prompt tokens cached, exact/dense]"));
   EXPECT_THAT(chat->output(), HasSubstr("\x1b[2m[TTFT")) << "dim";
-  EXPECT_THAT(chat->output(), HasSubstr("\x1b[1m> ")) << "bold";
+  EXPECT_THAT(chat->output(), HasSubstr("\x1b[1m>\x1b[0m ")) << "bold, and what is typed is not";
   chat->Type("\r");  // an empty line is no message and does not end
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   End(*chat);
 }
 
 TEST_F(ChatTest, NoColor) {
   Start();
-  auto chat = Chat({}, {"NO_COLOR=1"});
+  auto chat = Chat();
   chat->Type("Hello\r");
   ExpectEcho(*chat, "Hello");
   End(*chat);
@@ -129,7 +134,7 @@ TEST_F(ChatTest, SlashCommands) {
   chat->WaitFor("is set");
   chat->Type("Hi\r");
   chat->WaitFor("system\r\nBe brief.\r\nuser\r\nHi\r\nassistant");
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   chat->Type("/receipt\r");
   chat->WaitFor("\"reuse\": \"exact\"");
   chat->WaitFor("\"seed\": 5");
@@ -177,7 +182,7 @@ TEST_F(ChatTest, CtrlCStopsAnAnswerAndNotTheProgram) {
   chat->WaitFor("[stopped]");
   EXPECT_TRUE(cluster_.decode[0]->WaitIdle()) << "the server stops, too";
   cluster_.decode[0]->SetGate(UINT32_MAX);
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   // Before the first token, too. The stopped message is not part of the conversation.
   cluster_.prefill[0]->Hold(true);
   chat->Type("/clear\rNever\r");
@@ -186,7 +191,7 @@ TEST_F(ChatTest, CtrlCStopsAnAnswerAndNotTheProgram) {
   chat->Type(kCtrlC);
   chat->WaitFor("[stopped]");
   cluster_.prefill[0]->Hold(false);
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   chat->Type("Again\r");
   ExpectEcho(*chat, "Again");
   End(*chat);
@@ -197,17 +202,44 @@ TEST_F(ChatTest, CtrlCTwiceAtThePromptEnds) {
   auto chat = Chat();
   chat->Type(kCtrlC);
   chat->WaitFor("once more");
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   chat->Type("Hello\r");
   ExpectEcho(*chat, "Hello");
   chat->Type(std::string("half a mess") + kCtrlC);
   chat->WaitFor("once more");
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   chat->Type(kCtrlC);
   EXPECT_EQ(chat->WaitForExit(), 0);
 }
 
+// The reader of builds without libedit.
+TEST_F(ChatTest, WithoutEditing) {
+  Start();
+  auto environment = Environment();
+  environment[0] = "TERM=dumb";
+  PtyProcess chat(Argv(), environment);
+  chat.WaitFor("splice-tiny");
+  chat.WaitFor(prompt());
+  chat.Type("Hello\n");
+  ExpectEcho(chat, "Hello");
+  chat.Type("/clear\n\"\"\"\na\nb\n\"\"\"\n");
+  ExpectEcho(chat, "a\r\nb");
+  chat.Type(kCtrlC);
+  chat.WaitFor("once more");
+  chat.WaitFor(prompt());
+  chat.Type("/clear\nAgain\n");
+  ExpectEcho(chat, "Again");
+  chat.Type(kCtrlC);
+  chat.WaitFor("once more");
+  chat.WaitFor(prompt());
+  chat.Type(kCtrlC);
+  EXPECT_EQ(chat.WaitForExit(), 0);
+  EXPECT_THAT(chat.output(), Not(HasSubstr("\x1b")));
+  EXPECT_FALSE(std::filesystem::exists(HistoryPath()));
+}
+
 TEST_F(ChatTest, ReasoningIsDim) {
+  color_ = true;
   cluster_.options.output_format.reasoning = "think";
   const auto tokenizer = tokenizer::Tokenizer::Load(testing::kTinyModel);
   ASSERT_TRUE(tokenizer.ok());
@@ -223,7 +255,7 @@ TEST_F(ChatTest, ReasoningIsDim) {
   chat->Type("Hello\r");
   chat->WaitFor("\x1b[2m");
   chat->WaitFor("[TTFT");
-  chat->WaitFor("> ");
+  chat->WaitFor(prompt());
   End(*chat);
   std::string text = chat->output();
   for (const std::string dim : {"\x1b[2m", "\x1b[0m"}) {

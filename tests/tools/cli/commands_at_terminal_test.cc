@@ -70,7 +70,8 @@ TEST_F(ServeChecksTest, ComeBeforeTheWeights) {
               HasSubstr("--http " + taken.http() + ": another program listens there"));
   const std::string grpc = taken.router->grpc_address();
   EXPECT_THAT(Refusal({"--http", "127.0.0.1:0", "--grpc", grpc}), HasSubstr("--grpc " + grpc + ": another program"));
-  EXPECT_THAT(Refusal({"--http", "127.0.0.1", "--grpc", "127.0.0.1:0"}), HasSubstr("127.0.0.1"));
+  for (const char* none : {"127.0.0.1", "127.0.0.1:99999"})
+    EXPECT_THAT(Refusal({"--http", none, "--grpc", "127.0.0.1:0"}), HasSubstr("--http: address '" + std::string(none)));
   const std::vector<std::string> free = {"--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"};
   auto keys = free;
   keys.insert(keys.end(), {"--api-keys", dir_.path() + "/no-keys"});
@@ -78,6 +79,18 @@ TEST_F(ServeChecksTest, ComeBeforeTheWeights) {
   EXPECT_THAT(Refusal(free), HasSubstr("safetensors")) << "all is well, and the weights are read";
   std::filesystem::remove(dir_.path() + "/tokenizer.json");
   EXPECT_THAT(Refusal(free), HasSubstr("tokenizer.json"));
+}
+
+TEST(MainAtTerminalTest, NamesAnUnknownCommandAndHelpsWithoutOne) {
+  PtyProcess unknown(Splice({"serv"}), kEnvironment);
+  EXPECT_EQ(unknown.WaitForExit(), 2);
+  EXPECT_THAT(unknown.output(), HasSubstr("there is no command \"serv\""));
+  PtyProcess alone(Splice({}), kEnvironment);
+  EXPECT_EQ(alone.WaitForExit(), 2);
+  EXPECT_THAT(alone.output(), HasSubstr("Examples:"));
+  PtyProcess folder(Splice({"eval", "--data", "tests", "--model", testing::kTinyModel}), kEnvironment);
+  EXPECT_EQ(folder.WaitForExit(), 2);
+  EXPECT_THAT(folder.output(), HasSubstr("directory"));
 }
 
 TEST(BenchAtTerminalTest, CtrlCKeepsWhatWasMeasured) {
