@@ -85,6 +85,8 @@ absl::StatusOr<std::unique_ptr<ApiClient>> ApiClient::Create(const Endpoint& end
 
 ApiClient::~ApiClient() = default;
 
+void ApiClient::Cancel() { impl_->http.Cancel(); }
+
 absl::StatusOr<json> ApiClient::Get(const std::string& path) { return impl_->Exchange("GET", path, ""); }
 
 absl::StatusOr<json> ApiClient::Post(const std::string& path, const json& body) {

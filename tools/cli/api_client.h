@@ -12,7 +12,7 @@
 
 namespace spl::cli {
 
-// One connection at a time; one thread at a time.
+// One connection at a time; one thread at a time, but for Cancel.
 class ApiClient {
  public:
   // `endpoint.url`: in the form of ParseApiUrl. With https://, the server must show a certificate for the URL's host
@@ -30,6 +30,8 @@ class ApiClient {
   // case the connection is closed, and the server stops the work.
   absl::Status PostStream(const std::string& path, const nlohmann::json& body,
                           const std::function<bool(const nlohmann::json&)>& on_event);
+  // Any thread: ends what runs, and all later calls, with Cancelled.
+  void Cancel();
 
  private:
   ApiClient() = default;

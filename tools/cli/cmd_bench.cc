@@ -22,6 +22,7 @@
 #include "tools/cli/load_client.h"
 #include "tools/cli/load_plan.h"
 #include "tools/cli/load_report.h"
+#include "tools/cli/progress_line.h"
 
 namespace spl::cli {
 namespace {
@@ -31,6 +32,8 @@ constexpr char kAlphabetText[] =
     "The committee of the city met again in the spring to talk about water, roads and the price of bread. Nobody knew "
     "how long it would take, but everyone had brought numbers: seventeen pages, four maps, and a letter from 1962 that "
     "began with an apology. Outside, the market was already loud, and a small dog slept under the first table.";
+
+constexpr uint32_t kDefaultConcurrency = 8;
 
 struct Flags {
   std::string endpoint, model, api_key, ca_file, trace, json_file;
@@ -70,11 +73,10 @@ absl::StatusOr<std::vector<int32_t>> FetchAlphabet(const LoadOptions& load, cons
   return ids;
 }
 
-void PrintProgress(const LoadProgress& p) {
-  fmt::print(stderr, "\r\x1b[K{}/{} done, {} running, {} failed, {:.1f} requests/s, {:.0f} events/s", p.finished,
-             p.total, p.running, p.failed, p.finished / std::max(p.elapsed_s, 1e-9),
-             static_cast<double>(p.output_events) / std::max(p.elapsed_s, 1e-9));
-  std::fflush(stderr);
+std::string ProgressText(const LoadProgress& p) {
+  return fmt::format("{} of {} done, {} running, {} failed, {:.1f} requests/s, {:.0f} events/s", p.finished, p.total,
+                     p.running, p.failed, p.finished / std::max(p.elapsed_s, 1e-9),
+                     static_cast<double>(p.output_events) / std::max(p.elapsed_s, 1e-9));
 }
 
 absl::StatusOr<std::vector<int32_t>> Alphabet(const Flags& flags, const LoadOptions& load) {
@@ -150,15 +152,14 @@ absl::Status RunConversations(const Flags& flags, const LoadOptions& load) {
   SPLICE_ASSIGN_OR_RETURN(
       const auto generator,
       MakeEndpointGenerator({.url = flags.endpoint, .api_key = flags.api_key, .ca_file = flags.ca_file}));
-  const bool terminal = isatty(STDERR_FILENO) == 1;
+  ProgressLine line;
   const auto progress = [&](const std::string& method, int32_t conversation, int32_t turn) {
-    if (!terminal) return;
-    fmt::print(stderr, "\r\x1b[K{}: conversation {} of {}, turn {} of {}", method, conversation, options.conversations,
-               turn, options.turns);
-    std::fflush(stderr);
+    line.Update(0, 0,
+                fmt::format("{}: conversation {} of {}, turn {} of {}", method, conversation, options.conversations,
+                            turn, options.turns));
   };
   const auto turns = MeasureConversations(*generator, options, progress);
-  if (terminal) fmt::print(stderr, "\r\x1b[K");
+  line.Finish();
   SPLICE_RETURN_IF_ERROR(turns.status());
   if (flags.json_file != "-") fmt::print("{}", ConversationText(*turns));
   if (!flags.page_file.empty()) SPLICE_RETURN_IF_ERROR(WriteFile(flags.page_file, ConversationPage(*turns)));
@@ -196,11 +197,13 @@ absl::Status RunBench(const Flags& flags) {
   load.open_loop = flags.concurrency == 0;
   load.concurrency = load.open_loop ? 4096 : flags.concurrency;
 
-  const bool terminal = isatty(STDERR_FILENO) == 1;
   load.stop = &Interrupt::noted();
   const Interrupt interrupt({SIGINT});
-  SPLICE_ASSIGN_OR_RETURN(const LoadOutcome outcome, RunLoad(load, plan, terminal ? PrintProgress : nullptr));
-  if (terminal) fmt::print(stderr, "\r\x1b[K");
+  ProgressLine progress;
+  SPLICE_ASSIGN_OR_RETURN(const LoadOutcome outcome, RunLoad(load, plan, [&](const LoadProgress& at) {
+                            progress.Update(at.finished, at.total, ProgressText(at));
+                          }));
+  progress.Finish();
 
   Slo slo;
   if (flags.slo_ttft_ms > 0) slo.ttft_ms = flags.slo_ttft_ms;
@@ -218,6 +221,126 @@ absl::Status RunBench(const Flags& flags) {
   return absl::OkStatus();
 }
 
+// Options that others refer to.
+struct AddedOptions {
+  CLI::Option *endpoint = nullptr, *capacity = nullptr, *context = nullptr, *turns = nullptr, *concurrency = nullptr,
+              *rate = nullptr, *trace = nullptr;
+};
+
+void AddServerOptions(CLI::App& app, Flags& flags, AddedOptions& added) {
+  added.endpoint = app.add_option("--endpoint", flags.endpoint, "http[s]://HOST:PORT of the API");
+  app.add_option("--model", flags.model, "Model name (default: the only one served); with --capacity its folder");
+  app.add_option("--api-key", flags.api_key, "Bearer token; also from SPLICE_API_KEY")->envname("SPLICE_API_KEY");
+  AddCaFlag(app, flags.ca_file);
+  app.add_option("--timeout-s", flags.timeout_s, "Timeout of one request")->capture_default_str();
+  app.add_option("--json", flags.json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
+}
+
+void AddLoadOptions(CLI::App& app, Flags& flags, AddedOptions& added) {
+  app.option_defaults()->group("Load");
+  added.concurrency = app.add_option("--concurrency", flags.concurrency,
+                                     "Streams at once (closed loop); default: 8, without --rate and --trace")
+                          ->check(CLI::Range(1, 65536));
+  added.rate = app.add_option("--rate", flags.rate, "Requests per second, Poisson arrivals (open loop)")
+                   ->check(CLI::PositiveNumber)
+                   ->excludes(added.concurrency);
+  added.trace = app.add_option("--trace", flags.trace, "JSONL trace of requests")->check(CLI::ExistingFile);
+  app.add_option("--input-tokens", flags.plan.input_tokens, "Prompt tokens of each request")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
+  app.add_option("--shared-prefix-tokens", flags.plan.shared_prefix_tokens,
+                 "Prompt tokens that are equal in all requests")
+      ->capture_default_str();
+  app.add_option("--prompt-ids", flags.prompt_ids,
+                 "Draw prompts from the token ids [0, N) instead of the server's words; for a model without tokenizer")
+      ->check(CLI::Range(1u, 1u << 24));
+  app.add_option("--output-tokens", flags.plan.output_tokens, "Tokens to generate for each request")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
+  app.add_option("--num-requests", flags.num_requests, "0: 8 per stream, 100 at a rate, the whole trace");
+  app.add_option("--slo-ttft-ms", flags.slo_ttft_ms, "Goodput counts requests with at most this TTFT");
+  app.add_option("--slo-tpot-ms", flags.slo_tpot_ms, "Goodput counts requests with at most this time per output token");
+  app.add_option("--temperature", flags.plan.temperature)->capture_default_str();
+  app.add_option("--seed", flags.plan.seed, "Seed of prompts and arrivals: the same seed sends the same load")
+      ->capture_default_str();
+}
+
+void AddTurnOptions(CLI::App& app, Flags& flags, AddedOptions& added) {
+  app.option_defaults()->group("Turns of conversations (--turns)");
+  added.turns = app.add_option("--turns", flags.talk.turns,
+                               "Instead: conversations of so many turns; the first has --input-tokens, each answer "
+                               "--output-tokens")
+                    ->check(CLI::Range(1, 1000))
+                    ->needs(added.endpoint);
+  app.add_option("--turn-tokens", flags.talk.turn_tokens, "With --turns: new text of each turn behind the first")
+      ->needs(added.turns)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--conversations", flags.talk.conversations,
+                 "With --turns: conversations over which medians are taken")
+      ->needs(added.turns)
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--method", flags.talk.methods, "With --turns: REUSE or REUSE/DECODE, may be given again")
+      ->needs(added.turns)
+      ->capture_default_str();
+  app.add_option("--page", flags.page_file, "With --turns: also write the figure as an HTML page")->needs(added.turns);
+}
+
+void AddCapacityOptions(CLI::App& app, Flags& flags, AddedOptions& added) {
+  app.option_defaults()->group("Capacity of a page pool (--capacity)");
+  added.capacity = app.add_flag("--capacity", flags.capacity,
+                                "Instead: how many sequences of --context tokens a page pool holds, and the steps that "
+                                "decode all of them")
+                       ->excludes(added.endpoint);
+  added.context = app.add_option("--context", flags.room.context, "With --capacity: tokens of each sequence")
+                      ->needs(added.capacity);
+  app.add_option("--head-classes", flags.head_classes,
+                 "With --capacity: head classes to compare with dense: safe, mid, paper, or a head_classes.json")
+      ->needs(added.capacity)
+      ->capture_default_str();
+  AddByteSizeOption(app, "--kv-bytes", flags.room.kv_bytes, "With --capacity: memory of the pool")
+      ->needs(added.capacity);
+  app.add_option("--decode-steps", flags.room.steps, "With --capacity: steps to measure")
+      ->needs(added.capacity)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--max-sequences", flags.room.max_sequences, "With --capacity: most sequences of one step")
+      ->needs(added.capacity)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--random-weights", flags.random_weights, "With --capacity: SHAPE[:SEED], instead of --model")
+      ->needs(added.capacity);
+  app.add_option("--backend", flags.backend, "With --capacity: auto, cpu, cuda or cuda:GPU")
+      ->needs(added.capacity)
+      ->capture_default_str();
+  app.add_option("--tp", flags.tp, "With --capacity: tensor parallelism")
+      ->needs(added.capacity)
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, "With --capacity: auto, f32 or bf16")
+      ->needs(added.capacity)
+      ->capture_default_str();
+  app.add_option("--threads", flags.room.num_threads, "With --capacity: compute threads; 0: one per core")
+      ->needs(added.capacity);
+}
+
+void CheckMode(Flags& flags, const AddedOptions& added) {
+  if (flags.capacity) {
+    if (added.context->count() == 0) throw CLI::RequiredError("--context");
+    if (flags.model.empty() == flags.random_weights.empty())
+      throw CLI::RequiredError("one of --model or --random-weights");
+    return;
+  }
+  if (flags.sim.simulate) {
+    if (flags.trace.empty() == flags.sim.make_trace.empty()) throw CLI::RequiredError("one of --trace or --make-trace");
+    return;
+  }
+  if (added.endpoint->count() == 0) throw CLI::RequiredError("--endpoint");
+  if (added.turns->count() + added.concurrency->count() + added.rate->count() + added.trace->count() == 0)
+    flags.concurrency = kDefaultConcurrency;
+}
+
 }  // namespace
 
 Command MakeBenchCommand(CLI::App& root) {
@@ -225,7 +348,8 @@ Command MakeBenchCommand(CLI::App& root) {
   CLI::App& app = *root.add_subcommand(
       "bench", "Load against an endpoint: TTFT, TPOT, ITL, throughput, goodput; or --turns, --capacity");
   app.footer(
-      "Examples:\n"
+      "Ctrl-C ends the load early: what was measured is shown, and the exit code is 130.\n\nExamples:\n"
+      "  splice bench --endpoint http://127.0.0.1:8000\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --concurrency 16 --input-tokens 1024 --output-tokens 128\n"
       "  splice bench --endpoint http://127.0.0.1:8000 --rate 4 --input-tokens 2048 --shared-prefix-tokens 1024 \\\n"
       "               --slo-ttft-ms 500 --slo-tpot-ms 50 --json out.json\n"
@@ -239,107 +363,14 @@ Command MakeBenchCommand(CLI::App& root) {
       "  splice bench --simulate --make-trace rag --rate 40 --prefill-workers 8 --decode-workers 8 --figure rag.svg\n"
       "How many sequences fit, dense and with head classes, in this process:\n"
       "  splice bench --capacity --model models/splice-tiny --context 8192 --kv-bytes 4GiB");
-  auto* endpoint = app.add_option("--endpoint", flags->endpoint, "http[s]://HOST:PORT of the API");
-  auto* capacity = app.add_flag("--capacity", flags->capacity,
-                                "Instead: how many sequences of --context tokens a page pool holds, and the steps that "
-                                "decode all of them")
-                       ->excludes(endpoint);
-  auto* context =
-      app.add_option("--context", flags->room.context, "With --capacity: tokens of each sequence")->needs(capacity);
-  app.add_option("--head-classes", flags->head_classes,
-                 "With --capacity: head classes to compare with dense: safe, mid, paper, or a head_classes.json")
-      ->needs(capacity)
-      ->capture_default_str();
-  AddByteSizeOption(app, "--kv-bytes", flags->room.kv_bytes, "With --capacity: memory of the pool")->needs(capacity);
-  app.add_option("--decode-steps", flags->room.steps, "With --capacity: steps to measure")
-      ->needs(capacity)
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--max-sequences", flags->room.max_sequences, "With --capacity: most sequences of one step")
-      ->needs(capacity)
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--random-weights", flags->random_weights, "With --capacity: SHAPE[:SEED], instead of --model")
-      ->needs(capacity);
-  app.add_option("--backend", flags->backend, "With --capacity: auto, cpu, cuda or cuda:GPU")
-      ->needs(capacity)
-      ->capture_default_str();
-  app.add_option("--tp", flags->tp, "With --capacity: tensor parallelism")
-      ->needs(capacity)
-      ->check(CLI::IsMember({1, 2, 4, 8}))
-      ->capture_default_str();
-  app.add_option("--kv-dtype", flags->kv_dtype, "With --capacity: auto, f32 or bf16")
-      ->needs(capacity)
-      ->capture_default_str();
-  app.add_option("--threads", flags->room.num_threads, "With --capacity: compute threads; 0: one per core")
-      ->needs(capacity);
-  auto* turns = app.add_option("--turns", flags->talk.turns,
-                               "Instead: conversations of so many turns; the first has --input-tokens, each answer "
-                               "--output-tokens")
-                    ->check(CLI::Range(1, 1000))
-                    ->needs(endpoint);
-  app.add_option("--turn-tokens", flags->talk.turn_tokens, "With --turns: new text of each turn behind the first")
-      ->needs(turns)
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--conversations", flags->talk.conversations,
-                 "With --turns: conversations over which medians are taken")
-      ->needs(turns)
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--method", flags->talk.methods, "With --turns: REUSE or REUSE/DECODE, may be given again")
-      ->needs(turns)
-      ->capture_default_str();
-  app.add_option("--page", flags->page_file, "With --turns: also write the figure as an HTML page")->needs(turns);
-  auto* concurrency =
-      app.add_option("--concurrency", flags->concurrency, "Streams at once (closed loop)")->check(CLI::Range(1, 65536));
-  auto* rate = app.add_option("--rate", flags->rate, "Requests per second, Poisson arrivals (open loop)")
-                   ->check(CLI::PositiveNumber)
-                   ->excludes(concurrency);
-  auto* trace = app.add_option("--trace", flags->trace, "JSONL trace of requests")->check(CLI::ExistingFile);
-  app.add_option("--input-tokens", flags->plan.input_tokens, "Prompt tokens of each request")
-      ->check(CLI::Range(1u, 1u << 20))
-      ->capture_default_str();
-  app.add_option("--shared-prefix-tokens", flags->plan.shared_prefix_tokens,
-                 "Prompt tokens that are equal in all requests")
-      ->capture_default_str();
-  app.add_option("--prompt-ids", flags->prompt_ids,
-                 "Draw prompts from the token ids [0, N) instead of the server's words; for a model without tokenizer")
-      ->check(CLI::Range(1u, 1u << 24));
-  app.add_option("--output-tokens", flags->plan.output_tokens, "Tokens to generate for each request")
-      ->check(CLI::Range(1u, 1u << 20))
-      ->capture_default_str();
-  app.add_option("--num-requests", flags->num_requests, "0: 8 per stream, 100 at a rate, the whole trace");
-  app.add_option("--slo-ttft-ms", flags->slo_ttft_ms, "Goodput counts requests with at most this TTFT");
-  app.add_option("--slo-tpot-ms", flags->slo_tpot_ms,
-                 "Goodput counts requests with at most this time per output token");
-  app.add_option("--temperature", flags->plan.temperature)->capture_default_str();
-  app.add_option("--model", flags->model, "Model name (default: the only one served); with --capacity its folder");
-  app.add_option("--api-key", flags->api_key)->envname("SPLICE_API_KEY");
-  AddCaFlag(app, flags->ca_file);
-  app.add_option("--timeout-s", flags->timeout_s, "Timeout of one request")->capture_default_str();
-  app.add_option("--seed", flags->plan.seed, "Seed of prompts and arrivals: the same seed sends the same load")
-      ->capture_default_str();
-  app.add_option("--json", flags->json_file, "Also write the numbers as JSON (\"-\": to stdout, instead of the table)");
+  AddedOptions added;
+  AddServerOptions(app, *flags, added);
+  AddLoadOptions(app, *flags, added);
+  AddTurnOptions(app, *flags, added);
+  AddCapacityOptions(app, *flags, added);
+  app.option_defaults()->group("Simulated cluster (--simulate)");
   flags->sim.Register(app);
-  app.final_callback([flags, endpoint, context, concurrency, rate, trace, turns] {
-    if (flags->capacity) {
-      if (context->count() == 0) throw CLI::RequiredError("--context");
-      if (flags->model.empty() == flags->random_weights.empty())
-        throw CLI::RequiredError("one of --model or --random-weights");
-      return;
-    }
-    if (flags->sim.simulate) {
-      if (flags->trace.empty() == flags->sim.make_trace.empty())
-        throw CLI::RequiredError("one of --trace or --make-trace");
-      return;
-    }
-    if (endpoint->count() == 0) throw CLI::RequiredError("--endpoint");
-    if (turns->count() > 0) return;
-    if (concurrency->count() + rate->count() + trace->count() == 0) {
-      throw CLI::RequiredError("one of --concurrency, --rate or --trace");
-    }
-  });
+  app.final_callback([flags, added] { CheckMode(*flags, added); });
   return {&app, [flags] { return RunBench(*flags); }};
 }
 

@@ -1,5 +1,7 @@
 // splice ctl: operates a running cluster: shows its work, sets switches, shows the planner's advice, lists the caller's
 // namespaces.
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -11,6 +13,8 @@
 #include "services/base/shutdown_signal.h"
 #include "tools/cli/admin_flags.h"
 #include "tools/cli/command.h"
+#include "tools/cli/ctl_tables.h"
+#include "tools/cli/terminal.h"
 
 namespace spl::cli {
 namespace {
@@ -121,75 +125,11 @@ absl::Status Scale(const Flags& flags) {
 
 // ---- what the cluster does
 
-std::string Seconds(double s) {
-  if (s < 1) return fmt::format("{:.0f} ms", s * 1e3);
-  return s < 120 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} min", s / 60);
+void Print(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) fmt::print("{}\n", line);
 }
 
-double KvShare(const json& decode) {
-  const double total = decode["total_pages"];
-  return total > 0 ? 100 * (1 - decode["free_pages"].get<double>() / total) : 0;
-}
-
-void PrintStatus(const json& s) {
-  const json &prefill = s["pools"]["prefill"], &decode = s["pools"]["decode"];
-  fmt::print("{}, context {}: {}{}, up {}, version {}\n", s["model"]["name"].get<std::string>(),
-             s["model"]["max_context"].get<uint64_t>(),
-             s["ready"].get<bool>() ? "ready" : "NOT READY, no connected pair of workers",
-             s["draining"].get<bool>() ? ", draining" : "", Seconds(s["uptime_seconds"]),
-             s["version"].get<std::string>());
-  fmt::print("requests   {} running, {} waiting\n", s["requests"]["running"].get<uint64_t>(),
-             s["requests"]["waiting"].get<uint64_t>());
-  fmt::print("prefill    {} workers ({} draining), {} tokens queued, {:.0f} tokens/s\n",
-             prefill["workers"].get<uint64_t>(), prefill["draining"].get<uint64_t>(),
-             prefill["queued_tokens"].get<uint64_t>(), prefill["tokens_per_second"].get<double>());
-  fmt::print("decode     {} workers ({} draining), {} of {} sequences, KV {:.1f} % full\n",
-             decode["workers"].get<uint64_t>(), decode["draining"].get<uint64_t>(), decode["sequences"].get<uint64_t>(),
-             decode["max_sequences"].get<uint64_t>(), KvShare(decode));
-}
-
-void PrintWorkers(const json& workers) {
-  fmt::print("{:<16} {:<8} {:<9} {:<22} {:>7} {:<32} {}\n", "worker", "role", "state", "address", "KV", "load",
-             "KV connections");
-  for (const json& w : workers["data"]) {
-    const bool prefill = w["role"] == "prefill";
-    std::string links;
-    if (prefill) {
-      for (const json& link : w["links"])
-        links += fmt::format("{}{}: {}, {:.1f} GB/s", links.empty() ? "" : "; ", link["decode"].get<std::string>(),
-                             link["transport"].get<std::string>(), link["bytes_per_second"].get<double>() / 1e9);
-      if (links.empty()) links = "none";
-    } else if (const json& local = w.value("local_prefill", json()); local.is_object()) {
-      links = fmt::format("prefills up to {} new tokens, {} queued", local["max_new_tokens"].get<uint64_t>(),
-                          local["queued_tokens"].get<uint64_t>());
-    }
-    const std::string load =
-        prefill ? fmt::format("{} tokens queued, {:.0f}/s", w["queued_tokens"].get<uint64_t>(),
-                              w["tokens_per_second"].get<double>())
-                : fmt::format("{} of {} sequences, {:.1f} ms/step", w["sequences"].get<uint64_t>(),
-                              w["max_sequences"].get<uint64_t>(), w["step_seconds"].get<double>() * 1e3);
-    fmt::print("{:<16} {:<8} {:<9} {:<22} {:>7} {:<32} {}\n", w["worker"].get<std::string>(),
-               w["role"].get<std::string>(), w["draining"].get<bool>() ? "draining" : "ready",
-               w["address"].get<std::string>(), prefill ? "" : fmt::format("{:.1f} %", KvShare(w)), load, links);
-  }
-}
-
-void PrintRequests(const json& list, size_t most) {
-  fmt::print("{:<34} {:<14} {:<12} {:<10} {:>7} {:>7} {:>7} {:>9} {:>9} {}\n", "request", "caller", "stage", "reuse",
-             "prompt", "reused", "output", "first", "time", "workers");
-  for (const json& r : list) {
-    if (most-- == 0) break;
-    const bool done = r["stage"] == "done";
-    fmt::print("{:<34} {:<14} {:<12} {:<10} {:>7} {:>7} {:>7} {:>9} {:>9} {} > {}\n",
-               r["request_id"].get<std::string>(), r["caller"].get<std::string>(),
-               done ? r["status"].get<std::string>().substr(0, r["status"].get<std::string>().find(':'))
-                    : r["stage"].get<std::string>(),
-               r["reuse"].get<std::string>(), r["tokens"]["prompt"].get<uint64_t>(),
-               r["tokens"]["cached"].get<uint64_t>(), r["tokens"]["completion"].get<uint64_t>(),
-               Seconds(r["seconds"]["ttft"]), Seconds(r["seconds"]["total"]),
-               r["workers"]["prefill"].get<std::string>(), r["workers"]["decode"].get<std::string>());
-  }
-}
+constexpr WindowSize kNoTerminal = {.columns = 160, .rows = 50};
 
 absl::Status Show(const Flags& flags, const char* path, const std::function<void(const json&)>& print) {
   SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
@@ -198,37 +138,65 @@ absl::Status Show(const Flags& flags, const char* path, const std::function<void
   return absl::OkStatus();
 }
 
-absl::Status Status(const Flags& flags) { return Show(flags, "/control/v1/status", PrintStatus); }
-absl::Status Workers(const Flags& flags) { return Show(flags, "/control/v1/workers", PrintWorkers); }
+absl::Status Status(const Flags& flags) {
+  return Show(flags, "/control/v1/status", [](const json& answer) { Print(StatusLines(answer)); });
+}
+absl::Status Workers(const Flags& flags) {
+  return Show(flags, "/control/v1/workers",
+              [](const json& answer) { Print(WorkerLines(answer, /*width=*/0, SIZE_MAX)); });
+}
 absl::Status Requests(const Flags& flags) {
   return Show(flags, "/control/v1/requests", [](const json& answer) {
-    PrintRequests(answer["active"], SIZE_MAX);
+    Print(RequestLines(answer["active"], /*width=*/0, SIZE_MAX));
     fmt::print("\nended:\n");
-    PrintRequests(answer["recent"], SIZE_MAX);
+    Print(RequestLines(answer["recent"], /*width=*/0, SIZE_MAX));
   });
 }
 
-// Repeats until Ctrl-C, each time from the top of the terminal.
+// The other screen of a terminal, without a cursor; what was there before comes back in the end.
+class OtherScreen {
+ public:
+  explicit OtherScreen(bool terminal) : terminal_(terminal) { Send("\x1b[?1049h\x1b[?25l"); }
+  ~OtherScreen() { Send("\x1b[?25h\x1b[?1049l"); }
+  OtherScreen(const OtherScreen&) = delete;
+  OtherScreen& operator=(const OtherScreen&) = delete;
+
+ private:
+  void Send(const char* text) const {
+    if (!terminal_) return;
+    std::fputs(text, stdout);
+    std::fflush(stdout);
+  }
+  const bool terminal_;
+};
+
+absl::Status DrawTop(const Flags& flags, ApiClient& client, bool first) {
+  SPLICE_ASSIGN_OR_RETURN(const json status, client.Get("/control/v1/status"));
+  SPLICE_ASSIGN_OR_RETURN(const json workers, client.Get("/control/v1/workers"));
+  SPLICE_ASSIGN_OR_RETURN(const json requests, client.Get("/control/v1/requests"));
+  if (flags.admin.json) {
+    fmt::print("{}\n", json{{"status", status}, {"workers", workers["data"]}, {"requests", requests}}.dump());
+  } else if (const auto window = WindowOf(STDOUT_FILENO); window.has_value()) {
+    // Line by line over what is there, which does not flicker. The last line has no end: it would scroll.
+    std::string screen = "\x1b[H";
+    const std::vector<std::string> lines = TopLines(status, workers, requests, *window);
+    for (size_t i = 0; i < lines.size(); ++i) screen += lines[i] + "\x1b[K" + (i + 1 < lines.size() ? "\r\n" : "");
+    fmt::print("{}\x1b[J", screen);
+  } else {
+    if (!first) fmt::print("\n");
+    Print(TopLines(status, workers, requests, kNoTerminal));
+  }
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+// Repeats until Ctrl-C.
 absl::Status Top(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
   ShutdownSignal signal;
+  const OtherScreen screen(!flags.admin.json && ::isatty(STDOUT_FILENO) != 0 && flags.rounds != 1);
   for (int round = 0; flags.rounds == 0 || round < flags.rounds; ++round) {
-    SPLICE_ASSIGN_OR_RETURN(const json status, client->Get("/control/v1/status"));
-    SPLICE_ASSIGN_OR_RETURN(const json workers, client->Get("/control/v1/workers"));
-    SPLICE_ASSIGN_OR_RETURN(const json requests, client->Get("/control/v1/requests"));
-    if (flags.admin.json) {
-      fmt::print("{}\n", json{{"status", status}, {"workers", workers["data"]}, {"requests", requests}}.dump());
-    } else {
-      fmt::print("\x1b[H\x1b[2J");
-      PrintStatus(status);
-      fmt::print("\n");
-      PrintWorkers(workers);
-      fmt::print("\n");
-      PrintRequests(requests["active"], 20);
-      fmt::print("\nended:\n");
-      PrintRequests(requests["recent"], 10);
-    }
-    std::fflush(stdout);
+    SPLICE_RETURN_IF_ERROR(DrawTop(flags, *client, round == 0));
     if (flags.rounds != 0 && round + 1 == flags.rounds) break;
     if (signal.WaitFor(std::chrono::milliseconds(flags.interval_ms)) >= 0) break;
   }

@@ -20,6 +20,7 @@
 #include "tools/cli/eval_run.h"
 #include "tools/cli/eval_suite.h"
 #include "tools/cli/local_cluster.h"
+#include "tools/cli/progress_line.h"
 #include "tools/cli/source_flags.h"
 #include "tools/cli/text_generator.h"
 
@@ -150,17 +151,18 @@ absl::Status RunPerplexity(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           LoadModel(flags.source.model, flags.source.backend, "auto", flags.source.tp));
   std::vector<PerplexityResult> results;
-  const bool progress = ::isatty(STDERR_FILENO) != 0;
+  ProgressLine progress;
+  const size_t total = windows.size() * flags.decode.size();
   size_t done = 0;
   for (const std::string& decode : flags.decode) {
     SPLICE_ASSIGN_OR_RETURN(const EvalMethod method, ParseEvalMethod("exact", decode, "context"));
     SPLICE_ASSIGN_OR_RETURN(results.emplace_back(),
                             MeasurePerplexity(model, windows, method, flags.source.num_threads, [&] {
-                              if (progress)
-                                fmt::print(stderr, "\r{} of {} windows ", ++done, windows.size() * flags.decode.size());
+                              ++done;
+                              progress.Update(done, total, fmt::format("{} of {} windows", done, total));
                             }));
   }
-  if (progress) fmt::print(stderr, "\r{:40}\r", "");
+  progress.Finish();
   PrintPerplexityTable(results, windows);
   return WriteFile(flags.json_file, flags.json_file.empty() ? "" : PerplexityJson(results, windows).dump(1) + "\n");
 }
@@ -184,7 +186,8 @@ absl::Status RunEval(Flags flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto source, OpenSource(flags, needs_cluster));
   EvalRun evaluation(*source->generator, options);
   size_t done = 0;
-  const bool progress = ::isatty(STDERR_FILENO) != 0;
+  const size_t total = samples.size() * methods.size();
+  ProgressLine progress;
   for (const EvalMethod& method : methods) {
     for (const EvalSample& sample : samples) {
       const absl::Status status = evaluation.Run(sample, method, OtherOf(samples, sample));
@@ -194,10 +197,11 @@ absl::Status RunEval(Flags flags) {
         break;
       }
       SPLICE_RETURN_IF_ERROR(status);
-      if (progress) fmt::print(stderr, "\r{} of {} samples ", ++done, samples.size() * methods.size());
+      ++done;
+      progress.Update(done, total, fmt::format("{} of {} samples", done, total));
     }
   }
-  if (progress) fmt::print(stderr, "\r{:40}\r", "");
+  progress.Finish();
   evaluation.report().PrintTable();
   SPLICE_RETURN_IF_ERROR(
       WriteFile(flags.json_file, flags.json_file.empty() ? "" : evaluation.report().ToJson().dump(1) + "\n"));
@@ -234,7 +238,9 @@ Command MakeEvalCommand(CLI::App& root) {
       "  splice eval --model models/splice-tiny --perplexity held-out.txt --context 4096 --tokens 256 \\\n"
       "    --decode dense,sparcas:budget=512,quest:budget=512,streaming:budget=512");
   AddSourceFlags(app, flags->source);
-  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")->delimiter(',');
+  app.add_option("--data", flags->data, "JSONL files, plain or .xz, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::ExistingFile);
   app.add_option("--reuse", flags->reuse, "prefill methods, NAME[:OPTION=NUMBER]…, separated by commas")
       ->delimiter(',')
       ->capture_default_str();

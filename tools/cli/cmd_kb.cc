@@ -8,6 +8,7 @@
 #include "tools/cli/admin_flags.h"
 #include "tools/cli/command.h"
 #include "tools/cli/kb_documents.h"
+#include "tools/cli/progress_line.h"
 
 namespace spl::cli {
 namespace {
@@ -58,19 +59,21 @@ absl::Status Publish(const Flags& flags) {
                {"stream", true}};
   for (const KbFile& d : documents) body["documents"].push_back({{"id", d.id}, {"text", d.text}});
   SPLICE_ASSIGN_OR_RETURN(const auto client, flags.admin.Connect());
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  ProgressLine progress;
   json version;
   const absl::Status status = client->PostStream(kBases, body, [&](const json& event) {
     if (event.value("object", "") == "knowledge_base.version") version = event;
-    if (terminal && event.value("object", "") == "knowledge_base.progress") {
-      fmt::print(stderr, "\r{} of {} contexts, {} of {} tokens ", event["contexts_done"].get<uint64_t>(),
-                 event["contexts"].get<uint64_t>(), event["tokens_done"].get<uint64_t>(),
-                 event["tokens"].get<uint64_t>());
-      std::fflush(stderr);
+    if (event.value("object", "") == "knowledge_base.progress") {
+      const auto done = event["tokens_done"].get<uint64_t>(), total = event["tokens"].get<uint64_t>();
+      progress.Update(done, total,
+                      fmt::format("{} of {} contexts, {} of {} tokens", event["contexts_done"].get<uint64_t>(),
+                                  event["contexts"].get<uint64_t>(), done, total));
     }
     return true;
   });
-  if (terminal) fmt::print(stderr, "\n");
+  progress.Finish();
+  if (!flags.in_memory && MessageOf(status).find("(--data-dir)") != std::string::npos)
+    return Annotate(status, "give the store a --data-dir, or publish with --in-memory to lose the documents with it");
   SPLICE_RETURN_IF_ERROR(status);
   if (!version.is_object()) return absl::UnavailableError("the stream ended before the version was ready");
   if (flags.admin.PrintedJson(version)) return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "tools/cli/eval_data.h"
 #include "tools/cli/head_class_picture.h"
 #include "tools/cli/model_fetch.h"
+#include "tools/cli/progress_line.h"
 
 namespace spl::cli {
 namespace {
@@ -125,12 +126,12 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
                                                                .chunk_tokens = flags.chunk_tokens,
                                                                .max_text_tokens = flags.text_tokens,
                                                                .executor = {.num_threads = flags.num_threads}}));
-  const bool progress = isatty(STDERR_FILENO) != 0;
+  ProgressLine progress;
   for (size_t i = 0; i < texts.size(); ++i) {
     SPLICE_RETURN_IF_ERROR(profiler->Add(texts[i].ids, texts[(i + 1) % texts.size()].ids, texts[i].num_answer_tokens));
-    if (progress) fmt::print(stderr, "\rprofiled {} of {} texts", i + 1, texts.size());
+    progress.Update(i + 1, texts.size(), fmt::format("{} of {} texts", i + 1, texts.size()));
   }
-  if (progress) fmt::print(stderr, "\n");
+  progress.Finish();
   const engine::ModelConfig& config = model->config();
   engine::HeadClassMap map =
       engine::HeadClassMap::FromProfile(config.num_layers, config.num_kv_heads, profiler->Result(), preset);

@@ -11,6 +11,7 @@
 #include "services/engine/model/quantized_folder.h"
 #include "tools/cli/command.h"
 #include "tools/cli/model_fetch.h"
+#include "tools/cli/progress_line.h"
 
 namespace spl::cli {
 namespace {
@@ -36,34 +37,16 @@ constexpr char kFooter[] =
     "called OUT_DIR.partial. Nothing is overwritten.\n\n"
     "Exit code: 0 the folder is there, 1 it is not (the message says what to do), 2 bad usage.";
 
-// A percentage on stderr: one line that is drawn again on a terminal, elsewhere a line for every shard.
-class ProgressLine {
- public:
-  void Update(const engine::QuantizedFolderProgress& at) {
-    const int percent = at.total_bytes == 0 ? 100 : static_cast<int>(100 * at.done_bytes / at.total_bytes);
-    if (terminal_ ? percent == last_percent_ : at.shard == last_shard_) return;
-    last_percent_ = percent;
-    last_shard_ = at.shard;
-    fmt::print(stderr, "{}shard {} of {}, {} % of {}{}", terminal_ ? "\r" : "", at.shard, at.num_shards, percent,
-               FormatByteSize(at.total_bytes), terminal_ ? "\x1b[K" : "\n");
-    std::fflush(stderr);
-  }
-  ~ProgressLine() {
-    if (terminal_ && last_percent_ >= 0) fmt::print(stderr, "\r\x1b[K");
-  }
-
- private:
-  const bool terminal_ = ::isatty(STDERR_FILENO) != 0;
-  int last_percent_ = -1, last_shard_ = 0;
-};
-
 absl::Status RunQuantize(Flags flags) {
   SPLICE_RETURN_IF_ERROR(ResolveModel(flags.model, hub::FolderUse::kModel));
   absl::StatusOr<engine::QuantizedFolder> folder;
   {
     ProgressLine line;
-    folder = engine::WriteQuantizedFolder(flags.model, flags.out,
-                                          [&](const engine::QuantizedFolderProgress& at) { line.Update(at); });
+    folder = engine::WriteQuantizedFolder(flags.model, flags.out, [&](const engine::QuantizedFolderProgress& at) {
+      line.Update(at.done_bytes, at.total_bytes,
+                  fmt::format("shard {} of {}, {} of {}", at.shard, at.num_shards, FormatByteSize(at.done_bytes),
+                              FormatByteSize(at.total_bytes)));
+    });
   }
   SPLICE_RETURN_IF_ERROR(folder.status());
   fmt::print("{}: {} matrices in FP8, {} instead of {}\nnext: splice serve --model {}\n", flags.out,

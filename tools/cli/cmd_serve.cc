@@ -1,5 +1,6 @@
 // splice serve: the whole cluster in one process.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
@@ -13,23 +14,50 @@
 #include "tools/cli/command.h"
 #include "tools/cli/local_cluster.h"
 #include "tools/cli/model_fetch.h"
+#include "tools/cli/progress_line.h"
 
 namespace spl::cli {
 namespace {
 
 struct Flags {
   LocalClusterOptions cluster;
-  std::string log_level = "info";
+  std::string log_level = "auto";
 };
 
+// What a person does next; programs read the line that begins with "ready".
+void PrintNextSteps(const router::RouterServer& router, const Flags& flags) {
+  const std::string url = (router.tls() ? "https://" : "http://") + router.http_address();
+  const bool keys = !flags.cluster.api_keys_file.empty();
+  const std::string chat_flags = std::string(router.tls() ? " --ca CA.crt" : "") + (keys ? " --api-key KEY" : "");
+  const std::string curl_flags =
+      std::string(router.tls() ? " --cacert CA.crt" : "") + (keys ? " -H 'Authorization: Bearer KEY'" : "");
+  fmt::print(
+      "\nTalk to it:    splice chat --endpoint {0}{1}\n"
+      "Ask once:      curl {0}/v1/chat/completions{2} -H 'Content-Type: application/json' \\\n"
+      "                 -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
+      "Watch it:      splice ctl top --url {0}{1}        or in a browser: {0}/ui\n",
+      url, chat_flags, curl_flags);
+}
+
 absl::Status RunServe(Flags& flags) {
+  const bool person = ::isatty(STDERR_FILENO) != 0;
+  if (flags.log_level == "auto") flags.log_level = person ? "warning" : "info";
   SPLICE_RETURN_IF_ERROR(log::SetLevel(flags.log_level));
   SPLICE_RETURN_IF_ERROR(ResolveModel(flags.cluster.model.dir));
   ShutdownSignal stop;  // before any thread
-  SPLICE_ASSIGN_OR_RETURN(auto cluster, LocalCluster::Start(flags.cluster));
+  std::unique_ptr<LocalCluster> cluster;
+  {
+    StageLine stage;
+    flags.cluster.on_stage = [&](const char* name) { stage.Begin(name); };
+    SPLICE_ASSIGN_OR_RETURN(cluster, LocalCluster::Start(flags.cluster));
+    flags.cluster.on_stage = nullptr;
+  }
   fmt::print("{}\n", router::ReadyLine(cluster->router()));
+  if (::isatty(STDOUT_FILENO) != 0) PrintNextSteps(cluster->router(), flags);
   std::fflush(stdout);
   stop.Wait();
+  if (const size_t left = cluster->num_requests(); person && left > 0)
+    fmt::print(stderr, "requests under way: {}; they have 30 s to finish, and Ctrl-C again ends at once\n", left);
   cluster->Stop();
   return absl::OkStatus();
 }
@@ -143,7 +171,9 @@ Command MakeServeCommand(CLI::App& root) {
       ->capture_default_str();
   AddSchedulingFlags(app, c);
   AddMetricsAndTraceFlags(app, c);
-  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")->capture_default_str();
+  app.add_option("--log-level", flags->log_level,
+                 "debug, info, warning or error; auto: warning on a terminal, info elsewhere")
+      ->capture_default_str();
   app.final_callback([flags] {
     const absl::Status tls = flags->cluster.public_tls.Check();
     if (!tls.ok()) throw CLI::ValidationError(MessageOf(tls));

@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <mutex>
 
 #include "services/base/address.h"
 #include "services/base/certificate_files.h"
@@ -18,6 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
+
+constexpr std::chrono::seconds kDescribeTimeout{10};
 
 // The members of the HTTP API's "splice" object are options, and these two.
 absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
@@ -40,12 +43,39 @@ absl::Status SetReuse(const TextRequest& request, v1::GenerateRequest& proto) {
   return absl::OkStatus();
 }
 
+void SetSampling(const TextRequest& request, v1::SamplingParams& sampling) {
+  if (request.temperature) sampling.set_temperature(static_cast<float>(*request.temperature));
+  if (request.top_k) sampling.set_top_k(static_cast<uint32_t>(*request.top_k));
+  if (request.top_p) sampling.set_top_p(static_cast<float>(*request.top_p));
+  if (request.min_p) sampling.set_min_p(static_cast<float>(*request.min_p));
+  if (request.repetition_penalty) sampling.set_repetition_penalty(static_cast<float>(*request.repetition_penalty));
+  if (request.seed) sampling.set_seed(static_cast<uint64_t>(*request.seed));
+  sampling.set_ignore_eos(request.ignore_eos);
+  if (request.max_tokens) sampling.set_max_tokens(static_cast<uint32_t>(*request.max_tokens));
+}
+
 class GrpcGenerator final : public TextGenerator {
  public:
   GrpcGenerator(const std::shared_ptr<grpc::Channel>& channel, const Endpoint& endpoint)
       : stub_(v1::Inference::NewStub(channel)), description_(endpoint.url), api_key_(endpoint.api_key) {}
 
   std::string description() const override { return description_; }
+
+  void Stop() override {
+    const std::lock_guard lock(mutex_);
+    if (running_ != nullptr) running_->TryCancel();
+  }
+
+  absl::StatusOr<ModelFacts> DescribeModel() override {
+    v1::ListModelsResponse response;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDescribeTimeout);
+    Authorize(context);
+    SPLICE_RETURN_IF_ERROR(StatusOf(stub_->ListModels(&context, v1::ListModelsRequest(), &response)));
+    if (response.models().empty())
+      return Errorf(absl::StatusCode::kFailedPrecondition, "{} names no model", description_);
+    return ModelFacts{.name = response.models(0).name(), .max_context = response.models(0).max_context()};
+  }
 
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
     v1::CountTokensRequest request;
@@ -69,11 +99,10 @@ class GrpcGenerator final : public TextGenerator {
     if (request.messages.is_null() && !request.text)
       proto.mutable_prompt()->mutable_tokens()->mutable_ids()->Assign(request.ids.begin(), request.ids.end());
     if (!request.model_sampling) *proto.mutable_sampling() = router::ToProto(router::Sampling());
-    if (request.temperature) proto.mutable_sampling()->set_temperature(static_cast<float>(*request.temperature));
-    proto.mutable_sampling()->set_ignore_eos(request.ignore_eos);
-    if (request.max_tokens) proto.mutable_sampling()->set_max_tokens(static_cast<uint32_t>(*request.max_tokens));
+    SetSampling(request, *proto.mutable_sampling());
     SPLICE_RETURN_IF_ERROR(SetReuse(request, proto));
     grpc::ClientContext context;
+    const Running running(*this, context);
     Authorize(context);
     const auto start = Clock::now();
     const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
@@ -101,6 +130,24 @@ class GrpcGenerator final : public TextGenerator {
   }
 
  private:
+  // Lets Stop find the call while it runs.
+  class Running {
+   public:
+    Running(GrpcGenerator& owner, grpc::ClientContext& context) : owner_(owner) {
+      const std::lock_guard lock(owner_.mutex_);
+      owner_.running_ = &context;
+    }
+    ~Running() {
+      const std::lock_guard lock(owner_.mutex_);
+      owner_.running_ = nullptr;
+    }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    GrpcGenerator& owner_;
+  };
+
   static absl::Status StatusOf(const grpc::Status& status) {
     if (status.error_message().find("certificate verify failed") == std::string::npos) return FromGrpcStatus(status);
     return Errorf(absl::StatusCode::kUnavailable,
@@ -114,6 +161,8 @@ class GrpcGenerator final : public TextGenerator {
   const std::unique_ptr<v1::Inference::Stub> stub_;
   const std::string description_;
   const std::string api_key_;
+  std::mutex mutex_;                        // guards running_
+  grpc::ClientContext* running_ = nullptr;  // of the Generate that runs; null: none
 };
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "services/base/address.h"
+#include "services/base/listen_check.h"
 #include "services/base/status.h"
 #include "services/engine/execution/workspace_bytes.h"
 #include "services/router/open_address.h"
@@ -49,14 +51,42 @@ absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t 
   return PoolBytes{.prefill = bytes[0], .decode = bytes[1]};
 }
 
-}  // namespace
+// The folder with the tokenizer; empty: there is none.
+const std::string& TextFolder(const LocalClusterOptions& options) {
+  return options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir;
+}
 
-absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
+// The router would refuse the same, but it starts last: reading a model takes minutes.
+absl::Status CheckBeforeLoading(const LocalClusterOptions& options) {
+  if (const auto http = ParseHostPort(options.http_listen); !http.ok()) return Annotate(http.status(), "--http");
+  if (const auto grpc = ParseHostPort(options.grpc_listen); !grpc.ok()) return Annotate(grpc.status(), "--grpc");
   SPLICE_RETURN_IF_ERROR(router::CheckOpenAddresses({.http_listen = options.http_listen,
                                                      .grpc_listen = options.grpc_listen,
                                                      .has_keys = !options.api_keys_file.empty(),
                                                      .insecure_open = options.insecure_open}));
-  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());  // before reading a model, which takes minutes
+  SPLICE_RETURN_IF_ERROR(CheckCanListen("--http", options.http_listen));
+  SPLICE_RETURN_IF_ERROR(CheckCanListen("--grpc", options.grpc_listen));
+  if (options.http_listen == options.grpc_listen && !options.http_listen.ends_with(":0"))
+    return InvalidArgument("--http and --grpc are both {}; they need a port each", options.http_listen);
+  SPLICE_RETURN_IF_ERROR(options.public_tls.Check());
+  if (!options.api_keys_file.empty()) SPLICE_RETURN_IF_ERROR(router::ApiKeys::Load(options.api_keys_file).status());
+  if (!options.secret_file.empty()) SPLICE_RETURN_IF_ERROR(router::NamespaceKeys::Load(options.secret_file).status());
+  if (TextFolder(options).empty()) return absl::OkStatus();
+  return router::ServedModel::Load({.dir = TextFolder(options),
+                                    .special_tokens_in_text = options.special_tokens_in_text,
+                                    .generation_config = options.generation_config,
+                                    .output_format = options.output_format})
+      .status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
+  const auto begin = [&](const char* stage) {
+    if (options.on_stage) options.on_stage(stage);
+  };
+  SPLICE_RETURN_IF_ERROR(CheckBeforeLoading(options));
+  begin("loading the weights");
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));
   auto decode_model = model;
@@ -65,6 +95,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
                             LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
   }
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
+  begin("starting the workers and measuring their speed");
 
   kvstore::KvStoreOptions store;
   store.listen = "127.0.0.1:0";
@@ -92,8 +123,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
 
   // One cache for both: the second worker finds what the first has compiled.
-  const auto grammars =
-      MakeWorkerGrammars(options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir, *model);
+  const auto grammars = MakeWorkerGrammars(TextFolder(options), *model);
   decode::DecodeServerOptions decode;
   decode.service.grammars = grammars;
   decode.metrics_listen = options.metrics_listen;
@@ -133,7 +163,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
 router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& options,
                                                     const engine::Model& model) const {
   router::RouterOptions router;
-  router.model_dir = options.tokenizer_dir.empty() ? options.model.dir : options.tokenizer_dir;
+  router.model_dir = TextFolder(options);
   if (options.model.dir.empty()) {
     router.served_model_name = model.config().name;
     router.max_context = static_cast<uint32_t>(model.config().max_positions);
@@ -171,6 +201,11 @@ absl::Status LocalCluster::WaitReady() {
     never.wait_for(lock, kReadyPoll);
   }
   return absl::OkStatus();
+}
+
+size_t LocalCluster::num_requests() const {
+  const auto& admission = router_->dispatcher().admission();
+  return admission.num_running() + admission.num_waiting();
 }
 
 LocalCluster::~LocalCluster() { Stop(); }

@@ -3,6 +3,7 @@
 // workers split them differently.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,25 +48,29 @@ struct LocalClusterOptions {
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
   bool no_async_scheduling = false;  // DecodeEngineOptions::async_scheduling
-  int32_t slice_tokens = 0;  // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
+  int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
   // Turns of prompts and decode steps (engine::StepTurns), where both workers share a pool; nullopt: 50 ms on a CPU,
   // none on a GPU, which runs both at the same time.
   std::optional<int64_t> itl_target_ms;
   double fidelity_share = 0.01;
   TraceOptions trace;
+  // Called when a part of the start that takes long begins, in words; may be null.
+  std::function<void(const char* stage)> on_stage;
 };
 
 // Owns the four servers. Call Stop() before destruction.
 class LocalCluster {
  public:
   // Starts the servers; returns when the workers are connected and requests are served. Errors are those of the
-  // servers.
+  // servers. Addresses, ports, certificates, keys and tokenizer are checked before a model is loaded.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const LocalClusterOptions& options);
   ~LocalCluster();
 
   const router::RouterServer& router() const { return *router_; }
   std::string http_address() const { return router_->http_address(); }
   std::string grpc_address() const { return router_->grpc_address(); }
+  // Requests that run or wait.
+  size_t num_requests() const;
   // Stops the router first, so that it does not call a stopped worker; then the workers; then the store, to which they
   // publish.
   void Stop();

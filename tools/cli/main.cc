@@ -1,6 +1,7 @@
 // splice: the all-in-one server and the tools. Every subcommand is in its cmd_<name>.cc.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 namespace {
 
+constexpr int kBadUsage = 2;
 constexpr int kInterrupted = 130;  // a shell's code for a program that SIGINT has ended
 
 }  // namespace
@@ -35,10 +37,20 @@ int main(int argc, char** argv) {
       spl::cli::MakeCtlCommand(app),      spl::cli::MakeDoctorCommand(app),   spl::cli::MakePullCommand(app),
       spl::cli::MakeQuantizeCommand(app),
   };
+  if (argc == 1) {
+    fmt::print("{}", app.help());
+    return kBadUsage;
+  }
+  const bool known = std::any_of(commands.begin(), commands.end(),
+                                 [&](const spl::cli::Command& command) { return command.app->get_name() == argv[1]; });
+  if (argv[1][0] != '-' && !known) {
+    fmt::print(stderr, "splice: there is no command \"{}\"; splice --help lists them\n", argv[1]);
+    return kBadUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? 0 : kBadUsage;
   }
   for (const spl::cli::Command& command : commands) {
     if (!command.app->parsed()) continue;
@@ -47,5 +59,5 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "splice {}: {}\n", command.app->get_name(), spl::MessageOf(status));
     return status.code() == absl::StatusCode::kCancelled ? kInterrupted : 1;
   }
-  return 2;
+  return kBadUsage;
 }

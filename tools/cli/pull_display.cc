@@ -1,12 +1,12 @@
 #include "tools/cli/pull_display.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "services/base/byte_size.h"
+#include "tools/cli/terminal.h"
 
 namespace spl::cli {
 namespace {
@@ -16,12 +16,6 @@ constexpr double kLineSeconds = 10;
 constexpr size_t kMaxBars = 8;
 constexpr size_t kNameColumns = 36;
 
-std::string Bar(uint64_t done, uint64_t size, size_t columns) {
-  const double share = size == 0 ? 0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(size));
-  const auto full = static_cast<size_t>(share * static_cast<double>(columns));
-  return "[" + std::string(full, '#') + std::string(columns - full, '.') + "]";
-}
-
 std::string Line(std::string name, uint64_t done, uint64_t size, const std::string& rest, size_t width) {
   if (name.size() > kNameColumns) name = "…" + name.substr(name.size() - kNameColumns + 1);
   // "…" is three bytes and one column.
@@ -30,7 +24,7 @@ std::string Line(std::string name, uint64_t done, uint64_t size, const std::stri
   const std::string numbers =
       size == 0 ? FormatByteSize(done) : fmt::format("{} of {}", FormatByteSize(done), FormatByteSize(size));
   const size_t fixed = kNameColumns + 1 + 3 + 26 + rest.size();
-  if (width > fixed + 10) line += Bar(done, size, std::min<size_t>(30, width - fixed)) + " ";
+  if (width > fixed + 10) line += ProgressBar(done, size, std::min<size_t>(30, width - fixed)) + " ";
   line += numbers + rest;
   const size_t extra = name.starts_with("…") ? 2 : 0;
   if (line.size() > width + extra) line.resize(width + extra);
@@ -44,6 +38,12 @@ std::string RateText(const hub::PullProgress& progress, double bytes_per_s) {
 }
 
 }  // namespace
+
+std::string ProgressBar(uint64_t done, uint64_t size, size_t columns) {
+  const double share = size == 0 ? 0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(size));
+  const auto full = static_cast<size_t>(share * static_cast<double>(columns));
+  return "[" + std::string(full, '#') + std::string(columns - full, '.') + "]";
+}
 
 std::string FormatSeconds(double seconds) {
   const auto whole = static_cast<int64_t>(std::min(seconds, 1e9) + 0.5);
@@ -103,10 +103,8 @@ void PullDisplay::Update(const hub::PullProgress& progress) {
 }
 
 PullDisplay MakePullDisplay() {
-  winsize size{};
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
-  const bool known = terminal && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return PullDisplay(stderr, terminal, known ? size.ws_col - size_t{1} : 79);
+  const auto window = WindowOf(STDERR_FILENO);
+  return PullDisplay(stderr, ::isatty(STDERR_FILENO) != 0, window ? window->columns - 1 : 79);
 }
 
 }  // namespace spl::cli

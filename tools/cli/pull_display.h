@@ -16,6 +16,9 @@ namespace spl::cli {
 // "2 s", "3 min 20 s", "1 h 5 min".
 std::string FormatSeconds(double seconds);
 
+// "[####....]" of `columns` columns between the brackets.
+std::string ProgressBar(uint64_t done, uint64_t size, size_t columns);
+
 // A bar for each file that is being fetched, at most `max_files` of them, and one for all. `bytes_per_s` 0: no rate and
 // no remaining time. Lines are at most `width` columns.
 std::vector<std::string> PullBars(const hub::PullProgress& progress, double bytes_per_s, size_t width,

@@ -17,7 +17,8 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   group->require_option(1);
   AddHeadClassesFlag(app, flags.model);
   AddQuantizeFlag(app, flags.model);
-  app.add_option("--api-key", flags.api_key, "bearer token for --endpoint");
+  app.add_option("--api-key", flags.api_key, "bearer token for --endpoint; also from SPLICE_API_KEY")
+      ->envname("SPLICE_API_KEY");
   AddCaFlag(app, flags.ca_file);
   app.add_option("--tokenizer", flags.tokenizer_dir,
                  "folder with tokenizer.json; default: the model folder; needed with --random-weights");

@@ -1,6 +1,7 @@
 #include "tools/cli/text_generator.h"
 
 #include <chrono>
+#include <mutex>
 #include <random>
 
 #include "services/base/status.h"
@@ -21,10 +22,29 @@ double SecondsSince(Clock::time_point start) { return std::chrono::duration<doub
 
 class EndpointGenerator final : public TextGenerator {
  public:
-  EndpointGenerator(std::unique_ptr<ApiClient> client, std::string endpoint)
-      : client_(std::move(client)), endpoint_(std::move(endpoint)) {}
+  EndpointGenerator(std::unique_ptr<ApiClient> client, Endpoint endpoint)
+      : endpoint_(std::move(endpoint)), client_(std::move(client)) {}
 
-  std::string description() const override { return endpoint_; }
+  std::string description() const override { return endpoint_.url; }
+
+  void Stop() override {
+    const std::lock_guard lock(mutex_);
+    client_->Cancel();
+    stopped_ = true;
+  }
+
+  absl::StatusOr<ModelFacts> DescribeModel() override {
+    SPLICE_ASSIGN_OR_RETURN(const json reply, client_->Get("/v1/models"));
+    const auto models = reply.find("data");
+    if (models == reply.end() || !models->is_array() || models->empty() || !models->front().is_object())
+      return Errorf(absl::StatusCode::kFailedPrecondition, "{}/v1/models names no model", endpoint_.url);
+    const json& model = models->front();
+    ModelFacts facts;
+    if (const auto id = model.find("id"); id != model.end() && id->is_string()) facts.name = id->get<std::string>();
+    if (const auto most = model.find("max_model_len"); most != model.end() && most->is_number_integer())
+      facts.max_context = most->get<int64_t>();
+    return facts;
+  }
 
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
     SPLICE_ASSIGN_OR_RETURN(const json reply,
@@ -35,16 +55,9 @@ class EndpointGenerator final : public TextGenerator {
   }
 
   absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) override {
+    SPLICE_RETURN_IF_ERROR(Reconnect());
     json body = {{"stream", true}, {"stream_options", {{"include_usage", true}}}};
-    if (request.temperature) body["temperature"] = *request.temperature;
-    if (!request.model_sampling) {
-      const router::Sampling plain;
-      if (!request.temperature) body["temperature"] = plain.temperature;
-      body.update({{"top_k", plain.top_k},
-                   {"top_p", plain.top_p},
-                   {"min_p", plain.min_p},
-                   {"repetition_penalty", plain.repetition_penalty}});
-    }
+    AddSampling(request, body);
     const bool chat = !request.messages.is_null();
     if (chat)
       body["messages"] = request.messages;
@@ -62,24 +75,54 @@ class EndpointGenerator final : public TextGenerator {
           {{"begin", segment.begin}, {"end", segment.end}, {"namespace", request.segment_namespace}});
     TextResult result;
     const auto start = Clock::now();
-    const auto on_event = [&](const json& event) { return Take(event, start, result, on_text); };
+    const auto on_event = [&](const json& event) { return Take(event, start, result, on_text, request.on_reasoning); };
     SPLICE_RETURN_IF_ERROR(client_->PostStream(chat ? "/v1/chat/completions" : "/v1/completions", body, on_event));
     result.total_s = SecondsSince(start);
     return result;
   }
 
  private:
-  // A member of the wrong type is the server's bug; it is left out.
-  static std::string Piece(const json& choice) {
-    if (const auto text = choice.find("text"); text != choice.end() && text->is_string())
-      return text->get<std::string>();
-    const auto delta = choice.find("delta");
-    if (delta == choice.end() || !delta->is_object()) return "";
-    const auto content = delta->find("content");
-    return content != delta->end() && content->is_string() ? content->get<std::string>() : "";
+  // A client that Stop has ended takes no more calls.
+  absl::Status Reconnect() {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_) return absl::OkStatus();
+    SPLICE_ASSIGN_OR_RETURN(client_, ApiClient::Create(endpoint_));
+    stopped_ = false;
+    return absl::OkStatus();
   }
 
-  static bool Take(const json& event, Clock::time_point start, TextResult& result, const OnText& on_text) {
+  static void AddSampling(const TextRequest& request, json& body) {
+    if (!request.model_sampling) {
+      const router::Sampling plain;
+      body.update({{"temperature", plain.temperature},
+                   {"top_k", plain.top_k},
+                   {"top_p", plain.top_p},
+                   {"min_p", plain.min_p},
+                   {"repetition_penalty", plain.repetition_penalty}});
+    }
+    const auto set = [&](const char* name, const auto& value) {
+      if (value) body[name] = *value;
+    };
+    set("temperature", request.temperature);
+    set("top_k", request.top_k);
+    set("top_p", request.top_p);
+    set("min_p", request.min_p);
+    set("repetition_penalty", request.repetition_penalty);
+    set("seed", request.seed);
+  }
+
+  // A member of the wrong type is the server's bug; it is left out.
+  static std::string StringOf(const json& object, const char* name) {
+    const auto text = object.find(name);
+    return text != object.end() && text->is_string() ? text->get<std::string>() : "";
+  }
+  static std::string Piece(const json& choice, const char* member) {
+    const auto delta = choice.find("delta");
+    return delta != choice.end() && delta->is_object() ? StringOf(*delta, member) : "";
+  }
+
+  static bool Take(const json& event, Clock::time_point start, TextResult& result, const OnText& on_text,
+                   const OnText& on_reasoning) {
     if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
       result.prompt_tokens = usage->value("prompt_tokens", int64_t{0});
       result.completion_tokens = usage->value("completion_tokens", int64_t{0});
@@ -89,17 +132,21 @@ class EndpointGenerator final : public TextGenerator {
     const auto choices = event.find("choices");
     if (choices == event.end() || !choices->is_array() || choices->empty()) return true;
     const json& choice = (*choices)[0];
-    const std::string piece = Piece(choice);
+    const std::string piece = choice.contains("text") ? StringOf(choice, "text") : Piece(choice, "content");
+    const std::string reasoning = Piece(choice, "reasoning_content");
     if (const auto reason = choice.find("finish_reason"); reason != choice.end() && reason->is_string())
       result.finish_reason = reason->get<std::string>();
-    if (piece.empty()) return true;
+    if (piece.empty() && reasoning.empty()) return true;
     if (result.num_pieces++ == 0) result.ttft_s = SecondsSince(start);
+    if (!reasoning.empty() && on_reasoning && !on_reasoning(reasoning)) return false;
     result.text += piece;
-    return on_text(piece);
+    return piece.empty() || on_text(piece);
   }
 
+  const Endpoint endpoint_;
+  std::mutex mutex_;  // guards which client there is, and stopped_
   std::unique_ptr<ApiClient> client_;
-  const std::string endpoint_;
+  bool stopped_ = false;
 };
 
 class LocalTextGenerator final : public TextGenerator {
@@ -108,6 +155,11 @@ class LocalTextGenerator final : public TextGenerator {
   std::unique_ptr<engine::LocalGenerator> generator;
 
   std::string description() const override { return generator->model().config().name + " (in process)"; }
+
+  absl::StatusOr<ModelFacts> DescribeModel() override {
+    const engine::ModelConfig& config = generator->model().config();
+    return ModelFacts{.name = config.name, .max_context = config.max_positions};
+  }
 
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) override {
     return served->tokenizer().Encode(text, {.add_special_tokens = false, .parse_special_tokens = true});
@@ -161,11 +213,11 @@ class LocalTextGenerator final : public TextGenerator {
     const router::Sampling from = request.model_sampling ? served->default_sampling() : router::Sampling();
     engine::SamplingParams sampling;
     sampling.temperature = request.temperature ? static_cast<float>(*request.temperature) : from.temperature;
-    sampling.top_k = static_cast<int32_t>(from.top_k);
-    sampling.top_p = from.top_p;
-    sampling.min_p = from.min_p;
-    sampling.repetition_penalty = from.repetition_penalty;
-    sampling.seed = std::random_device()();
+    sampling.top_k = static_cast<int32_t>(request.top_k.value_or(from.top_k));
+    sampling.top_p = static_cast<float>(request.top_p.value_or(from.top_p));
+    sampling.min_p = static_cast<float>(request.min_p.value_or(from.min_p));
+    sampling.repetition_penalty = static_cast<float>(request.repetition_penalty.value_or(from.repetition_penalty));
+    sampling.seed = request.seed ? static_cast<uint64_t>(*request.seed) : std::random_device()();
     sampling.ignore_eos = request.ignore_eos;
     if (request.max_tokens) sampling.max_tokens = *request.max_tokens;
     return sampling;
@@ -196,7 +248,7 @@ class LocalTextGenerator final : public TextGenerator {
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeEndpointGenerator(const Endpoint& endpoint) {
   if (endpoint.url.starts_with("grpc://") || endpoint.url.starts_with("grpcs://")) return MakeGrpcGenerator(endpoint);
   SPLICE_ASSIGN_OR_RETURN(auto client, ApiClient::Create(endpoint));
-  return std::make_unique<EndpointGenerator>(std::move(client), endpoint.url);
+  return std::make_unique<EndpointGenerator>(std::move(client), endpoint);
 }
 
 absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const SourceFlags& flags) {

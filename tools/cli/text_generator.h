@@ -27,6 +27,9 @@ struct TextRequest {
   // Parameters that are not named here are those of the model's generation_config.json. False: there are none, so that
   // temperature 0 is the most likely token, without a penalty.
   bool model_sampling = false;
+  // Further parameters of sampling, with the names and ranges of the HTTP API; nullopt: as model_sampling says.
+  std::optional<double> top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k, seed;
   bool ignore_eos = false;  // generate max_tokens in any case
   // Prefill and decode method; empty: the server chooses. A model in this process runs exact and dense, and refuses
   // others.
@@ -38,11 +41,14 @@ struct TextRequest {
   std::vector<Segment> segments;
   std::string segment_namespace;
   nlohmann::json reuse_options;  // further members of the API's "splice" object; or null
+  // Gets the model's reasoning piece by piece, where the HTTP API separates it from the answer; may be null. False ends
+  // the answer.
+  std::function<bool(const std::string& piece)> on_reasoning;
 };
 
 struct TextResult {
   std::string text;
-  std::string finish_reason;  // "stop", "length"
+  std::string finish_reason;  // "stop", "length"; empty: it was stopped
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   double ttft_s = 0, total_s = 0;
   int64_t num_pieces = 0;  // in which the text arrived
@@ -57,13 +63,26 @@ struct TextResult {
   }
 };
 
-// One thread at a time.
+// The model behind a TextGenerator.
+struct ModelFacts {
+  std::string name;
+  int64_t max_context = 0;  // tokens; 0: not known
+};
+
+// One thread at a time, but for Stop.
 class TextGenerator {
  public:
   // Gets the answer piece by piece; returns false to end it.
   using OnText = std::function<bool(const std::string& piece)>;
   virtual ~TextGenerator() = default;
+  // Cancelled: Stop ended it.
   virtual absl::StatusOr<TextResult> Generate(const TextRequest& request, const OnText& on_text) = 0;
+  // Any thread: ends a Generate that runs, also one that waits for its first piece. A generator that cannot do that
+  // ends at the next piece, by on_text.
+  virtual void Stop() {}
+  // Asks the server for its model, which shows that the server is there and takes the API key. Unavailable: it is not
+  // there.
+  virtual absl::StatusOr<ModelFacts> DescribeModel() { return ModelFacts{.name = description(), .max_context = 0}; }
   // Token ids of a text, with special tokens parsed and none added.
   virtual absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) = 0;
   virtual std::string description() const = 0;

@@ -108,7 +108,7 @@ const show = async () => {
     const p = s.pools.prefill, d = s.pools.decode, used = d.total_pages ? 1 - d.free_pages / d.total_pages : 0;
     fill('pools', ['pool', 'workers', 'draining', 'load', ''], [
       ['prefill', p.workers, p.draining, num(p.queued_tokens) + ' tokens queued', num(p.tokens_per_second) + ' tokens/s'],
-      ['decode', d.workers, d.draining, num(d.sequences) + ' of ' + num(d.max_sequences) + ' sequences',
+      ['decode', d.workers, d.draining, num(d.sequences) + ' of ' + num(d.max_sequences) + ' KV reservations',
        {text: 'KV ' + num(100 * used) + ' %', share: used}]], '');
     reuse(s.prompt_tokens);
     heads(s.model.head_map);
