@@ -68,6 +68,7 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
     copies.set_same_context(static_cast<uint32_t>(stats.copied.same_context));
     copies.set_isolated(static_cast<uint32_t>(stats.copied.isolated));
     copies.set_foreign(static_cast<uint32_t>(stats.copied.foreign));
+    if (stats.probe_layers > 0) copies.set_probe_layers(static_cast<uint32_t>(stats.probe_layers));
   }
   if (stats.ffn_share < 1 || stats.restored_heads > 0) {
     receipt.mutable_head_classes()->set_ffn_share(stats.ffn_share);

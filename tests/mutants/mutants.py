@@ -36,6 +36,7 @@ class Mutant:
 RUN = "services/engine/runtime/prompt_run.cc"
 SCORING = "services/engine/execution/observers/column_scoring.cc"
 SPARSEX = "services/engine/recovery/sparsex.cc"
+PROBE = "services/engine/recovery/sparsex_probe.cc"
 CONTEXT = "services/engine/cache/copy_context.cc"
 RESTORE = "services/engine/recovery/edge_restore.cc"
 HARVEST = "services/engine/runtime/prompt_harvest.cc"
@@ -70,6 +71,16 @@ MUTANTS = [
     Mutant("no-edges", "text beside fresh text is not recomputed", SPARSEX,
            "for (const PositionRanges& more : {Overflow(layout), Tail(layout), Links(layout)})",
            "for (const PositionRanges& more : {Tail(layout), Links(layout)})", "engine_chosen_rows_test"),
+    Mutant("probe-scores-below", "a layer of the probe scores that must not", PROBE,
+           ".layer = end - options().score_layers,", ".layer = 0,", "engine_chosen_rows_test"),
+    Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", PROBE,
+           ".all_layers = true};", ".all_layers = false};", "engine_chosen_rows_test"),
+    Mutant("probe-runs-copies", "copied rows run through the probe, too", PROBE,
+           ".rows = UnionOf(layout.fresh(), Tail(layout)), .layers = {0, end}",
+           ".rows = {layout.active()}, .layers = {0, end}", "engine_chosen_rows_test"),
+    Mutant("probe-goes-on", "rows behind a probe begin above it", PROBE,
+           ".layers = {0, config().num_layers}};",
+           ".layers = {options().probe_layers - 1, config().num_layers}};", "engine_segments_test"),
     Mutant("positions-decide", "a copy at the right position passes for one in the same context", CONTEXT,
            "return hash == context.front ? CopyContext::kSame : other;",
            "return hash == context.front || own >= 0 ? CopyContext::kSame : other;",

@@ -92,12 +92,19 @@ class PlainModel {
     ASSERT_TRUE(out.good());
   }
 
-  // Queries and keys of one layer, rotated: [token, heads * head_dim].
+  // One layer's queries and keys, rotated, its values, and its keys before they are rotated: [token, heads * head_dim].
   struct Heads {
-    Matrix q, k;
+    Matrix q, k, v, plain_k;
   };
-  // Those of layers [0, layers), of a full causal forward pass.
-  std::vector<Heads> Forward(std::span<const int32_t> tokens, int32_t layers) const {
+  // Keys and values of positions [target, target + count) are those of `source`, which has as many layers, from
+  // position `begin` on.
+  struct Copy {
+    int32_t target = 0, count = 0;
+    const std::vector<Heads>* source = nullptr;
+    int32_t begin = 0;
+  };
+  // Those of layers [0, layers), of a full causal forward pass. Only keys and values of `copies` mean anything there.
+  std::vector<Heads> Forward(std::span<const int32_t> tokens, int32_t layers, std::span<const Copy> copies = {}) const {
     const size_t hidden = static_cast<size_t>(shape_.hidden), count = tokens.size();
     std::vector<Heads> all;
     Matrix x;
@@ -108,18 +115,27 @@ class PlainModel {
     }
     for (int32_t i = 0; i < layers; ++i) {
       const Matrix normed = Normed(x, Name(i, "input_layernorm"));
-      Heads heads{Product(normed, hidden, Name(i, "self_attn.q_proj")),
-                  Product(normed, hidden, Name(i, "self_attn.k_proj"))};
+      Heads heads{.q = Product(normed, hidden, Name(i, "self_attn.q_proj")),
+                  .k = {},
+                  .v = Product(normed, hidden, Name(i, "self_attn.v_proj")),
+                  .plain_k = Product(normed, hidden, Name(i, "self_attn.k_proj"))};
+      for (const Copy& copy : copies) {
+        const Heads& source = (*copy.source)[static_cast<size_t>(i)];
+        const auto width = static_cast<int64_t>(KvWidth());
+        std::copy_n(source.plain_k.begin() + copy.begin * width, copy.count * width,
+                    heads.plain_k.begin() + copy.target * width);
+        std::copy_n(source.v.begin() + copy.begin * width, copy.count * width, heads.v.begin() + copy.target * width);
+      }
+      heads.k = heads.plain_k;
       Rotate(heads.q, shape_.q_heads);
       Rotate(heads.k, shape_.kv_heads);
-      const Matrix v = Product(normed, hidden, Name(i, "self_attn.v_proj"));
       const size_t width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
       Matrix attended(count * width);
       for (int32_t h = 0; h < shape_.q_heads; ++h) {
         for (size_t row = 0; row < count; ++row) {
           const std::vector<double> weights = Attention(heads, h, static_cast<int32_t>(row));
           for (size_t j = 0; j <= row; ++j) {
-            const double* const value = &v[j * KvWidth() + HeadOffset(h / Group())];
+            const double* const value = &heads.v[j * KvWidth() + HeadOffset(h / Group())];
             for (int32_t c = 0; c < shape_.head_dim; ++c)
               attended[row * width + HeadOffset(h) + static_cast<size_t>(c)] += weights[j] * value[c];
           }

@@ -15,6 +15,7 @@
 #include "services/engine/recovery/redknot.h"
 #include "services/engine/recovery/samkv.h"
 #include "services/engine/recovery/sparsex.h"
+#include "services/engine/recovery/sparsex_probe.h"
 #include "services/engine/recovery/splice.h"
 #include "services/methods/methods.h"
 
@@ -48,6 +49,10 @@ PolicyPtr CacheBlend(const ModelConfig& config, const ReuseOptions& options, con
 PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
   return std::make_unique<EpicPolicy>(config, options.epic_tokens);
 }
+PolicyPtr SparseX(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+  if (options.probe_layers > 0) return std::make_unique<SparseXProbePolicy>(config, options);
+  return std::make_unique<SparseXPolicy>(config, options);
+}
 // Ours has computed rows before it chooses, and computes none behind; every other way is the paper's.
 PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
   if (options.choose == "recovered" && (options.recompute.empty() || options.recompute == "none"))
@@ -60,7 +65,7 @@ PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, cons
 
 constexpr Maker kMakers[] = {
     {"exact", Plain<ExactPolicy>},
-    {"sparsex", WithOptions<SparseXPolicy>},
+    {"sparsex", SparseX},
     {"splice", WithClasses<SplicePolicy>},
     {"splice+", WithClasses<SplicePolicy>},
     {"redknot", WithClasses<RedKnotPolicy>},

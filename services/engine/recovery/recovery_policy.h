@@ -154,6 +154,9 @@ class RecoveryPolicy {
   virtual int32_t RestoreCap(int32_t /*first_kv_head*/, int32_t /*num_kv_heads*/) const { return 0; }
   // The first layer whose cached K and V are read; copies of lower layers are not needed. Asked after FirstStage.
   virtual int32_t first_cached_layer() const { return 0; }
+  // Layers through which fresh text alone ran over the copies to choose rows, for the receipt. 0: none. Asked when all
+  // stages have run.
+  virtual int32_t probe_layers() const { return 0; }
 
   // The most segments that a prompt may mark.
   virtual int32_t max_segments() const { return INT32_MAX; }

@@ -25,6 +25,12 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
                                      {"ffn_dense_layers", o.ffn_dense_layers},
                                      {"ffn_deep_layer", o.ffn_deep_layer}})
     SPLICE_RETURN_IF_ERROR(CheckRange(name, layers, -1, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckRange("probe_layers", o.probe_layers, 0, config.num_layers));
+  SPLICE_RETURN_IF_ERROR(CheckRange("score_layers", o.score_layers, 1, std::max(1, o.probe_layers)));
+  if (o.probe_layers > 0 && o.dense_layers >= 0)
+    return InvalidArgument(
+        "probe_layers is {} and dense_layers is {}, and only one of them can choose the rows: leave one out",
+        o.probe_layers, o.dense_layers);
   SPLICE_RETURN_IF_ERROR(
       CheckRange("recompute_max", o.recompute_max, std::max(0, o.recompute_min), kernels::kTopKScoresMax));
   if (!o.recompute.empty() && o.recompute != "samkv" && o.recompute != "attended" && o.recompute != "sparsex" &&

@@ -31,6 +31,10 @@ struct ReuseOptions {
   // A token's score also counts for its neighbours within this distance, so that whole phrases are chosen. 0: only for
   // the token itself, as in the paper.
   int32_t score_pool = 4;
+  // Layers through which the fresh text alone runs over the copies, and chooses the rows that are then computed in all
+  // layers. 0: the dense layers choose. Excludes dense_layers.
+  int32_t probe_layers = 0;
+  int32_t score_layers = 1;      // last layers of the probe whose scores are added up; at most probe_layers
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that ends with reused text
   int32_t link_tokens = -1;      // first tokens of each segment; -1: 8 for segments from other contexts, otherwise 0
@@ -90,6 +94,8 @@ inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
     {"recompute_min", &ReuseOptions::recompute_min, -1, kernels::kTopKScoresMax},
     {"recompute_max", &ReuseOptions::recompute_max, 0, kernels::kTopKScoresMax},
     {"score_pool", &ReuseOptions::score_pool, 0, kernels::kPoolRadiusMax},
+    {"probe_layers", &ReuseOptions::probe_layers},
+    {"score_layers", &ReuseOptions::score_layers, 1},
     {"overflow_tokens", &ReuseOptions::overflow_tokens, 0, 4096},
     {"tail_tokens", &ReuseOptions::tail_tokens, 1, 4096},
     {"link_tokens", &ReuseOptions::link_tokens, -1, 4096},

@@ -44,13 +44,13 @@ class SparseXPolicy : public RecoveryPolicy {
   virtual void RefineScore(const ReuseLayout& /*layout*/, ScoreRequest& /*score*/) const {}
   const ReuseOptions& options() const { return options_; }
   int32_t dense_layers() const { return dense_layers_; }
-
- private:
   // The copies that are recovered: all, or those in another context.
   PositionRanges Recovered(const ReuseLayout& layout) const;
-  PrefillStage Probes(const ReuseLayout& layout) const;
   // The last reused tokens, if no fresh text follows them.
   PositionRanges Tail(const ReuseLayout& layout) const;
+
+ private:
+  PrefillStage Probes(const ReuseLayout& layout) const;
   // Tokens of recovered copies next to fresh text.
   PositionRanges Overflow(const ReuseLayout& layout) const;
   PositionRanges Links(const ReuseLayout& layout) const;

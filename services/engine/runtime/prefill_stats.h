@@ -27,6 +27,7 @@ struct PrefillStats {
   int64_t aligned_tokens = 0;     // copies of segments, rotated to their new positions
   CopiedTokens copied;            // aligned_tokens, by context
   int64_t recomputed_tokens = 0;  // those of them that were recomputed in the layers above the dense ones
+  int32_t probe_layers = 0;       // layers in which fresh text alone chose these; 0: other layers, or nothing chose
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
   int64_t restored_heads = 0;      // local heads that got full visibility back

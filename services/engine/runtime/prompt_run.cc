@@ -333,6 +333,7 @@ void PromptRun::Report(PrefillStats& stats) const {
   stats.copied = copied_;
   stats.computed_tokens = stats.prompt_tokens - stats.cached_tokens - aligned_tokens_;
   stats.recomputed_tokens = recomputed_tokens();
+  stats.probe_layers = policy_.probe_layers();
   stats.restored_heads = static_cast<int64_t>(restored_heads().size());
   stats.ffn_share = ffn_share();
   stats.kept_share = kept_share();
@@ -377,7 +378,9 @@ double PromptRun::remaining_work() const {
     constexpr double kChosenShare = 1.0 / 16;
     const double rows =
         static_cast<double>(CountOf(layout_.fresh())) + kChosenShare * static_cast<double>(reused_tokens());
-    work += rows * (num_layers_ - stage_.layers.end) / num_layers_;
+    // Without kept hidden states they begin at layer 0 again.
+    const int32_t begin = stage_.keep_hidden || stage_.layers.begin > 0 ? stage_.layers.end : 0;
+    work += rows * (num_layers_ - begin) / num_layers_;
   }
   return work;
 }

@@ -1,7 +1,9 @@
 // Which rows sparsex computes in a whole model when few are chosen, against equations 1 to 3 of SparseX in double
 // (docs/methods/sparsex.md, "Choosing rows"): which rows ask, which columns may be chosen, over which heads the scores
-// are summed, and which rows come beside the chosen ones.
+// are summed, and which rows come beside the chosen ones. Once behind dense layers, and once behind a probe, whose rows
+// see the copies' keys and values.
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "tests/services/engine/segments_fixture.h"
@@ -49,7 +51,8 @@ class ChosenRowsTest : public SegmentsFixture {
     std::vector<bool> fresh, reused, always;
     std::vector<double> scores;  // 0 where not reused
   };
-  Expected Expect(const Layout& layout, int32_t dense_layers) const {
+  // `options`: dense_layers, or probe_layers and score_layers.
+  Expected Expect(const Layout& layout, const ReuseOptions& options) const {
     const auto length = static_cast<int32_t>(layout.tokens.size());
     const auto size = layout.tokens.size();
     const auto prefix = static_cast<int32_t>(layout.prefix ? layout.prefix->num_tokens() : 0);
@@ -68,13 +71,26 @@ class ChosenRowsTest : public SegmentsFixture {
       for (int32_t j = std::max(0, i - kBeside); j <= std::min(length - 1, i + kBeside); ++j) beside |= e.fresh[j];
       e.always[i] = asks[i] || i == length - 1 || (e.reused[i] && beside);
     }
-    const int32_t layer = std::max(0, dense_layers - 1);
-    const PlainModel::Heads heads = plain_->Forward(layout.tokens, layer + 1).back();
-    for (int32_t i = 0; i < length; ++i) {
-      if (!asks[i]) continue;
-      for (int32_t h = 0; h < plain_->shape().q_heads; ++h) {
-        const std::vector<double> attention = plain_->Attention(heads, h, i);
-        for (int32_t j = 0; j <= i; ++j) e.scores[j] += e.reused[j] ? attention[j] : 0;
+    const int32_t end = std::max(1, options.probe_layers > 0 ? options.probe_layers : options.dense_layers);
+    std::vector<std::vector<PlainModel::Heads>> sources;
+    std::vector<PlainModel::Copy> copies;
+    if (options.probe_layers > 0) {
+      for (const Tokens& text : layout.texts) sources.push_back(plain_->Forward(text, end));
+      for (size_t i = 0; i < layout.hits.size(); ++i) {
+        const SegmentHit& hit = layout.hits[i];
+        int32_t count = hit.num_tokens;  // those that ask have keys and values of their own
+        while (count > 0 && asks[hit.target + count - 1]) --count;
+        copies.push_back({hit.target, count, &sources[layout.parts[i].text], layout.parts[i].begin});
+      }
+    }
+    const std::vector<PlainModel::Heads> layers = plain_->Forward(layout.tokens, end, copies);
+    for (int32_t layer = end - options.score_layers; layer < end; ++layer) {
+      for (int32_t i = 0; i < length; ++i) {
+        if (!asks[i]) continue;
+        for (int32_t h = 0; h < plain_->shape().q_heads; ++h) {
+          const std::vector<double> attention = plain_->Attention(layers[static_cast<size_t>(layer)], h, i);
+          for (int32_t j = 0; j <= i; ++j) e.scores[j] += e.reused[j] ? attention[j] : 0;
+        }
       }
     }
     return e;
@@ -94,54 +110,67 @@ class ChosenRowsTest : public SegmentsFixture {
     }
   }
 
+  // Random layouts and numbers of rows. `choose` sets the layers that choose.
+  void CompareRows(const std::function<void(ReuseOptions&)>& choose) {
+    int64_t chosen_rows = 0, mirrored = 0;
+    const int rounds = GetParam() == "cpu" ? 24 : 8;
+    for (int round = 0; round < rounds && !HasFailure() && !IsSkipped(); ++round) {
+      const Layout layout = RandomLayout(random_, 350);
+      if (layout.hits.empty()) continue;
+      int32_t num_reused = 0;
+      for (const SegmentHit& hit : layout.hits) num_reused += hit.num_tokens;
+      const int32_t k = std::min(num_reused, Between(random_, 1, 60)), radius = random_() % 3 == 0 ? 4 : 0;
+      ReuseOptions options{.policy = "sparsex",
+                           .recompute_share = 0,
+                           .recompute_min = k,
+                           .score_pool = radius,
+                           .overflow_tokens = kBeside,
+                           .tail_tokens = kTail,
+                           .link_tokens = 0};
+      choose(options);
+      const std::set<int32_t> rows = RowsOfLastLayer(layout, options);
+      Expected e = Expect(layout, options);
+      Pool(e, radius);
+      std::vector<double> sorted;
+      for (size_t i = 0; i < e.scores.size(); ++i) {
+        if (e.reused[i]) sorted.push_back(e.scores[i]);
+      }
+      std::sort(sorted.rbegin(), sorted.rend());
+      const double least = sorted[static_cast<size_t>(k) - 1], rounding = 1e-4 * sorted[0];
+      for (size_t i = 0; i < e.scores.size(); ++i) {
+        const auto position = static_cast<int32_t>(i);
+        const bool is_row = rows.contains(position);
+        const bool must = e.always[i] || (e.reused[i] && e.scores[i] > least + rounding);
+        const bool may = must || (e.reused[i] && e.scores[i] >= least - rounding);
+        EXPECT_TRUE(is_row ? may : !must)
+            << "round " << round << ", l* " << options.dense_layers << ", probe " << options.probe_layers << " and "
+            << options.score_layers << ", k " << k << ", position " << position << (is_row ? " is" : " is not")
+            << " a row, its score is " << e.scores[i] << ", the least chosen " << least;
+        chosen_rows += !e.always[i] && must ? 1 : 0;
+        mirrored += !e.always[i] && e.reused[i] && !may ? 1 : 0;
+      }
+    }
+    if (IsSkipped()) return;
+    // The test can tell: rows that only their score makes rows, and others that could have been.
+    EXPECT_GT(chosen_rows, 20);
+    EXPECT_GT(mirrored, 20);
+    std::printf("%lld rows by score alone\n", static_cast<long long>(chosen_rows));
+  }
+
   std::mt19937 random_;
   std::optional<PlainModel> plain_;
   testing::TempDir folder_;
 };
 
-TEST_P(ChosenRowsTest, AreThoseOfTheEquations) {
-  int64_t chosen_rows = 0, mirrored = 0;
-  const int rounds = GetParam() == "cpu" ? 24 : 8;
-  for (int round = 0; round < rounds && !HasFailure() && !IsSkipped(); ++round) {
-    const Layout layout = RandomLayout(random_, 350);
-    if (layout.hits.empty()) continue;
-    int32_t num_reused = 0;
-    for (const SegmentHit& hit : layout.hits) num_reused += hit.num_tokens;
-    const int32_t k = std::min(num_reused, Between(random_, 1, 60)), dense_layers = Between(random_, 0, 3),
-                  radius = random_() % 3 == 0 ? 4 : 0;
-    const std::set<int32_t> rows = RowsOfLastLayer(layout, {.policy = "sparsex",
-                                                            .dense_layers = dense_layers,
-                                                            .recompute_share = 0,
-                                                            .recompute_min = k,
-                                                            .score_pool = radius,
-                                                            .overflow_tokens = kBeside,
-                                                            .tail_tokens = kTail,
-                                                            .link_tokens = 0});
-    Expected e = Expect(layout, dense_layers);
-    Pool(e, radius);
-    std::vector<double> sorted;
-    for (size_t i = 0; i < e.scores.size(); ++i) {
-      if (e.reused[i]) sorted.push_back(e.scores[i]);
-    }
-    std::sort(sorted.rbegin(), sorted.rend());
-    const double least = sorted[static_cast<size_t>(k) - 1], rounding = 1e-4 * sorted[0];
-    for (size_t i = 0; i < e.scores.size(); ++i) {
-      const auto position = static_cast<int32_t>(i);
-      const bool is_row = rows.contains(position);
-      const bool must = e.always[i] || (e.reused[i] && e.scores[i] > least + rounding);
-      const bool may = must || (e.reused[i] && e.scores[i] >= least - rounding);
-      EXPECT_TRUE(is_row ? may : !must) << "round " << round << ", l* " << dense_layers << ", k " << k << ", position "
-                                        << position << (is_row ? " is" : " is not") << " a row, its score is "
-                                        << e.scores[i] << ", the least chosen " << least;
-      chosen_rows += !e.always[i] && must ? 1 : 0;
-      mirrored += !e.always[i] && e.reused[i] && !may ? 1 : 0;
-    }
-  }
-  if (IsSkipped()) return;
-  // The test can tell: rows that only their score makes rows, and others that could have been.
-  EXPECT_GT(chosen_rows, 20);
-  EXPECT_GT(mirrored, 20);
-  std::printf("%lld rows by score alone\n", static_cast<long long>(chosen_rows));
+TEST_P(ChosenRowsTest, BehindDenseLayersAreThoseOfTheEquations) {
+  CompareRows([&](ReuseOptions& options) { options.dense_layers = Between(random_, 0, 3); });
+}
+
+TEST_P(ChosenRowsTest, BehindAProbeAreThoseOfTheEquations) {
+  CompareRows([&](ReuseOptions& options) {
+    options.probe_layers = Between(random_, 1, 4);
+    options.score_layers = Between(random_, 1, options.probe_layers);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, ChosenRowsTest, ::testing::Values("cpu", "ranks"),

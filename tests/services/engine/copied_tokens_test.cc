@@ -37,6 +37,7 @@ class CopiedTokensTest : public EnginesTest {
     return Ask(Concatenate({prompt, question_}), [&](PrefillRequest& r) {
       r.segments = segments;
       r.reuse.policy = "sparsex";
+      r.reuse.probe_layers = probe_layers_;
       r.publish = publish;
     });
   }
@@ -47,6 +48,7 @@ class CopiedTokensTest : public EnginesTest {
   using Are = std::vector<int64_t>;  // same context, isolated, foreign
 
   std::mt19937 random_;
+  int32_t probe_layers_ = 0;  // of the next prompts
   std::vector<int32_t> lead_, other_lead_, first_, second_, question_;
   std::shared_ptr<FakeStore> store_;
 };
@@ -62,6 +64,13 @@ TEST_F(CopiedTokensTest, AreCountedByWhatTheyHaveSeen) {
   const auto turned = AskAbout(other_lead_, {second_, first_}, false);
   EXPECT_EQ(Copied(*turned), (Are{0, 150, 200})) << "the first began its prompt";
   EXPECT_GT(turned->stats.recomputed_tokens, 0);
+  EXPECT_EQ(turned->stats.probe_layers, 0);
+  probe_layers_ = 2;
+  const auto probed = AskAbout(other_lead_, {second_, first_}, false);
+  EXPECT_EQ(probed->stats.probe_layers, 2);
+  EXPECT_GT(probed->stats.recomputed_tokens, 0);
+  EXPECT_EQ(AskAbout(other_lead_, {first_, second_}, false)->stats.probe_layers, 0) << "nothing had to be chosen";
+  probe_layers_ = 0;
 
   // Through the store the same: a chunk says behind which text it was computed.
   ASSERT_TRUE(store_->WaitForSize(6 + 3 + 4)) << "the prompt's chunks, and those of the segments";

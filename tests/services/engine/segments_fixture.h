@@ -150,22 +150,27 @@ class SegmentsFixture : public testing::TestWithParam<std::string> {
     Tokens tokens;
     std::vector<SegmentHit> hits;
     std::shared_ptr<SequenceKv> prefix;  // null: none
-    std::vector<Result> sources;         // keeps the pages
+    std::vector<Tokens> texts;           // the prompts that were computed
+    std::vector<Result> sources;         // of each; keeps the pages
+    struct Part {
+      size_t text = 0;
+      int32_t begin = 0;
+    };
+    std::vector<Part> parts;  // of each hit: where it was cut out
   };
   Layout RandomLayout(std::mt19937& random, int32_t length_max) {
     Layout layout;
-    std::vector<Tokens> texts;
     for (int i = Between(random, 1, 3); i > 0; --i) {
-      texts.push_back(RandomTokens(random, Between(random, 40, 300)));
-      layout.sources.push_back(Exact(texts.back()));
+      layout.texts.push_back(RandomTokens(random, Between(random, 40, 300)));
+      layout.sources.push_back(Exact(layout.texts.back()));
     }
     if (random() % 3 == 0) {  // the first chunks of a source are the prefix
       const Result& source = layout.sources[0];
-      const auto chunks = static_cast<int32_t>(texts[0].size()) / 64;
+      const auto chunks = static_cast<int32_t>(layout.texts[0].size()) / 64;
       if (chunks > 0) {
         layout.prefix = std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
         for (int32_t i = 0; i < chunks; ++i) layout.prefix->AppendShared(source.kv->PagesOfChunk(i));
-        layout.tokens.assign(texts[0].begin(), texts[0].begin() + chunks * 64);
+        layout.tokens.assign(layout.texts[0].begin(), layout.texts[0].begin() + chunks * 64);
       }
     }
     const auto add_fresh = [&](int32_t count) {
@@ -174,12 +179,13 @@ class SegmentsFixture : public testing::TestWithParam<std::string> {
     };
     for (int i = Between(random, 1, 6); i > 0 && static_cast<int32_t>(layout.tokens.size()) < length_max; --i) {
       if (random() % 3 != 0) add_fresh(Between(random, 1, random() % 2 ? 5 : 150));
-      const size_t which = random() % texts.size();
-      const auto size = static_cast<int32_t>(texts[which].size());
+      const size_t which = random() % layout.texts.size();
+      const auto size = static_cast<int32_t>(layout.texts[which].size());
       const int32_t begin = Between(random, 0, size - 1), end = Between(random, begin + 1, size);
-      layout.hits.push_back({SourceOf(layout.sources[which], texts[which], begin, end), 0,
+      layout.parts.push_back({which, begin});
+      layout.hits.push_back({SourceOf(layout.sources[which], layout.texts[which], begin, end), 0,
                              static_cast<int32_t>(layout.tokens.size()), end - begin});
-      layout.tokens.insert(layout.tokens.end(), texts[which].begin() + begin, texts[which].begin() + end);
+      layout.tokens.insert(layout.tokens.end(), layout.texts[which].begin() + begin, layout.texts[which].begin() + end);
     }
     if (random() % 2 == 0) add_fresh(Between(random, 1, 60));
     return layout;

@@ -6,6 +6,7 @@
 #include "kernels/backend/backend.h"
 #include "kernels/common/tolerance.h"
 #include "services/engine/recovery/sparsex.h"
+#include "services/engine/recovery/sparsex_probe.h"
 #include "tests/services/engine/segments_fixture.h"
 
 namespace spl::engine {
@@ -60,13 +61,16 @@ TEST_P(SegmentsTest, RecomputingEverythingIsExact) {
     const Layout layout = RandomLayout(random, 600);
     const Result want = Exact(layout.tokens);
     const auto length = static_cast<int32_t>(layout.tokens.size());
-    const ReuseOptions all{.policy = "sparsex",
-                           .dense_layers = Between(random, 0, 4),
-                           .recompute_share = 1,
-                           .recompute_min = 1 << 20,
-                           .recompute_max = 1 << 20};
+    ReuseOptions all{.policy = "sparsex", .recompute_share = 1, .recompute_min = 1 << 20, .recompute_max = 1 << 20};
+    if (round % 2 == 0) {
+      all.dense_layers = Between(random, 0, 4);
+    } else {
+      all.probe_layers = Between(random, 1, 4);
+      all.score_layers = Between(random, 1, all.probe_layers);
+    }
     const Result got = Run(layout.tokens, all, layout.hits, layout.prefix);
-    EXPECT_TRUE(SameKv(got, want, length)) << "round " << round << ", dense layers " << all.dense_layers;
+    EXPECT_TRUE(SameKv(got, want, length))
+        << "round " << round << ", dense layers " << all.dense_layers << ", probe layers " << all.probe_layers;
     EXPECT_TRUE(SameLogits(got, want)) << "round " << round;
     if (!layout.hits.empty()) {
       EXPECT_EQ(got.kv->exact_tokens(), layout.hits[0].target);
@@ -84,6 +88,7 @@ TEST_P(SegmentsTest, EveryPolicyFinishesEveryLayout) {
       ReuseOptions reuse{.policy = policy};  // by default copies in their own context are left as they are
       if (random() % 2 == 0) {
         reuse.dense_layers = Between(random, -1, 4);
+        if (reuse.dense_layers < 0) reuse.probe_layers = Between(random, 0, 4);
         reuse.recompute_share = 0.1;
         reuse.recompute_min = Between(random, 0, 20);
         reuse.link_tokens = Between(random, -1, 10);
@@ -137,6 +142,8 @@ TEST_P(SegmentsTest, ASegmentInItsOwnContextIsExact) {
   }
   EXPECT_TRUE(SameLogits(Run(prompt, {.policy = "naive"}, {hit}), want));
   EXPECT_TRUE(SameLogits(Run(prompt, {.policy = "cacheblend"}, {hit}), want));
+  EXPECT_TRUE(SameLogits(
+      Run(prompt, {.policy = "sparsex", .recompute_min = 7, .recompute_max = 7, .probe_layers = 3}, {hit}), want));
 }
 
 // Composition limit: sparsex without a boundary, scores, edges and links is naive.
@@ -275,6 +282,39 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
 }
 
+TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
+  const ModelConfig config = SmallConfig();
+  SparseXProbePolicy policy(config, {.probe_layers = 3, .score_layers = 2, .link_tokens = 2});
+  const ReuseLayout layout{1000,
+                           64,
+                           {{100, 400}, {400, 600}, {650, 1000}},
+                           {CopyContext::kForeign, CopyContext::kIsolated, CopyContext::kSame}};
+  const PrefillStage probe = policy.FirstStage(layout);
+  EXPECT_EQ(probe.rows, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
+  EXPECT_EQ(probe.layers, (LayerRange{0, 3}));
+  EXPECT_FALSE(probe.keep_hidden || probe.keys_only_last || probe.kv_is_final);
+  EXPECT_EQ(probe.score.kind, ScoreKind::kColumnMass);
+  EXPECT_EQ(probe.score.layer, 1);
+  EXPECT_TRUE(probe.score.all_layers);
+  EXPECT_EQ(probe.score.candidates, layout.reused) << "an option says how many rows: for all copies";
+  EXPECT_EQ(probe.score.probes, probe.rows);
+  EXPECT_EQ(probe.score.k, 256);
+  EXPECT_EQ(policy.first_cached_layer(), 0) << "the probe reads the copies in its first layer";
+  const auto chosen = policy.NextStage(layout, Tokens{205, 206, 500});
+  ASSERT_TRUE(chosen.has_value());
+  EXPECT_EQ(chosen->rows, (PositionRanges{{64, 116}, {205, 207}, {400, 402}, {500, 501}, {584, 666}, {936, 1000}}));
+  EXPECT_EQ(chosen->layers, (LayerRange{0, 4}));
+  EXPECT_TRUE(chosen->kv_is_final);
+  EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
+  EXPECT_EQ(policy.probe_layers(), 3);
+
+  SparseXProbePolicy same(config, {.probe_layers = 3});
+  const ReuseLayout all{1000, 64, {{100, 400}}, {CopyContext::kSame}};
+  EXPECT_EQ(same.FirstStage(all).layers, (LayerRange{0, 4})) << "nothing is recovered";
+  EXPECT_FALSE(same.NextStage(all, {}).has_value());
+  EXPECT_EQ(same.probe_layers(), 0);
+}
+
 TEST(SparseXPolicyTest, CopiesInOtherContextsGetMoreDenseLayers) {
   ModelConfig config = SmallConfig();
   config.num_layers = 12;
@@ -344,6 +384,12 @@ TEST(ReuseOptionsTest, BadValuesAreNamed) {
   };
   EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 5}), testing::HasSubstr("dense_layers is 5"));
   EXPECT_THAT(error({.policy = "sparsex", .score_pool = 65}), testing::HasSubstr("score_pool is 65"));
+  EXPECT_THAT(error({.policy = "sparsex", .probe_layers = 5}), testing::HasSubstr("probe_layers is 5"));
+  EXPECT_THAT(error({.policy = "sparsex", .probe_layers = 3, .score_layers = 4}),
+              testing::HasSubstr("score_layers is 4"));
+  EXPECT_THAT(error({.policy = "sparsex", .score_layers = 2}), testing::HasSubstr("score_layers is 2"));
+  EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 2, .probe_layers = 3}),
+              testing::AllOf(testing::HasSubstr("probe_layers is 3"), testing::HasSubstr("dense_layers is 2")));
   EXPECT_THAT(error({.policy = "sparsex", .recompute_share = 1.5}), testing::HasSubstr("recompute_share is 1.5"));
   EXPECT_THAT(error({.policy = "sparsex", .recompute_min = 9, .recompute_max = 8}),
               testing::HasSubstr("recompute_max"));
