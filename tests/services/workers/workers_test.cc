@@ -235,6 +235,46 @@ TEST_P(WorkersTest, AChoiceThatFindsNoRoomDecodesDensely) {
   EXPECT_TRUE(PagesComeBack());
 }
 
+// What a probe wrote is not sent: with every row chosen behind it, the tokens are those of a plain prefill.
+TEST_P(WorkersTest, AProbeChoosesRowsAndTheReceiptNamesIt) {
+  std::vector<int32_t> prompt = Prompt(71, 20);
+  std::vector<v1::TokenSegment> segments;
+  for (const uint32_t seed : {72u, 73u}) {
+    const auto text = Prompt(seed, 300);
+    v1::TokenSegment segment;
+    segment.set_namespace_key(std::string(32, 'd'));
+    segment.set_end(300);
+    segments_ = {segment};
+    reuse_.set_policy("exact");
+    ASSERT_TRUE(Generate(text, Sampling(1)).run.ok());
+    segment.set_begin(static_cast<uint32_t>(prompt.size()));
+    segment.set_end(segment.begin() + 300);
+    segments.push_back(segment);
+    prompt.insert(prompt.end(), text.begin(), text.end());
+  }
+  const auto question = Prompt(74, 30);
+  prompt.insert(prompt.end(), question.begin(), question.end());
+  const std::vector<int32_t> exact = Expected(prompt, Sampling(12));
+  segments_ = segments;
+  reuse_.set_policy("sparsex");
+  v1::SparseXOptions& options = *reuse_.mutable_sparsex();
+  options.set_recompute_share(1);
+  options.set_recompute_min(4096);
+  for (const uint32_t layers : {0u, 5u, 12u}) {
+    options.set_probe_layers(layers);
+    const Result result = Generate(prompt, Sampling(12));
+    ASSERT_TRUE(result.run.ok() && result.stream.ok()) << result.run << result.stream;
+    EXPECT_EQ(result.tokens, exact) << layers;
+    EXPECT_EQ(result.receipt.recomputed_tokens(), 600u);
+    EXPECT_EQ(result.receipt.copies().isolated(), 600u);
+    EXPECT_EQ(result.receipt.copies().has_probe_layers(), layers > 0);
+    EXPECT_EQ(result.receipt.copies().probe_layers(), layers);
+  }
+  options.set_probe_layers(13);
+  const Result refused = Generate(prompt, Sampling(12));
+  EXPECT_EQ(refused.run.code(), absl::StatusCode::kInvalidArgument) << refused.run;
+}
+
 TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
   EXPECT_EQ(Reserve(Prompt(1, 16384), Sampling(1)).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Reserve(Prompt(1, 12000), Sampling(1)).status().code(), absl::StatusCode::kInvalidArgument);  // > pool
