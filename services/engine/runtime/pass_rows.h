@@ -6,7 +6,7 @@
 
 namespace spl::engine {
 
-// What is known before a pass of plain slices.
+// The state of prompts and of the decode step before a pass of plain slices.
 struct PassDemand {
   int32_t most = 0;    // rows that fit into a pass
   int32_t riders = 0;  // rows of the decode step that would share it; 0: none does
