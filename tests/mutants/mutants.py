@@ -41,17 +41,14 @@ CONTEXT = "services/engine/cache/copy_context.cc"
 RESTORE = "services/engine/recovery/edge_restore.cc"
 HARVEST = "services/engine/runtime/prompt_harvest.cc"
 
+# Where a mistake is planted, what stands there, and what takes its place.
+MIRRORED = (RUN, "  // From numbers of candidates to positions; both ascend.\n",
+            "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
+            "  std::reverse(indices.begin(), indices.end());\n")
+
 MUTANTS = [
-    Mutant("mirrored-choice", "the mirror image of the chosen tokens is recomputed", RUN,
-           "  // From numbers of candidates to positions; both ascend.\n",
-           "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
-           "  std::reverse(indices.begin(), indices.end());\n",
-           "engine_chosen_rows_test"),
-    Mutant("mirrored-choice-answers", "the same: whole answers are wrong then", RUN,
-           "  // From numbers of candidates to positions; both ascend.\n",
-           "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
-           "  std::reverse(indices.begin(), indices.end());\n",
-           "evals_methods_gate_test"),
+    Mutant("mirrored-choice", "the mirror image of the chosen tokens is recomputed", *MIRRORED, "engine_chosen_rows_test"),
+    Mutant("mirrored-choice-answers", "the same: whole answers are wrong then", *MIRRORED, "evals_methods_gate_test"),
     Mutant("forgotten-gaps", "gaps between candidates are forgotten", RUN,
            "indices[next] += range.begin - before;", "indices[next] += request.candidates.front().begin;",
            "engine_chosen_rows_test"),

@@ -23,7 +23,7 @@ class PtyProcess {
   bool WaitFor(const std::string& text);
   // Everything that was written so far, as far as WaitFor and WaitForExit have read it.
   const std::string& output() const { return output_; }
-  // What WaitFor has read behind its text.
+  // The output that WaitFor has read behind its text.
   std::string rest() const { return output_.substr(found_); }
   // Exit code, or 128 + signal; -1, and a failure: it has not ended within 10 s.
   int WaitForExit();

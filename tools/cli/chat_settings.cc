@@ -29,7 +29,7 @@ constexpr char kDefault[] = "default";
 
 }  // namespace
 
-const ChatSettings::Number* ChatSettings::Find(std::string_view name) {
+std::span<const ChatSettings::Number> ChatSettings::Numbers() {
   static constexpr Number kNumbers[] = {
       {"temperature", 0, 2, &TextRequest::temperature, nullptr},
       {"top_p", 0, 1, &TextRequest::top_p, nullptr},
@@ -39,7 +39,11 @@ const ChatSettings::Number* ChatSettings::Find(std::string_view name) {
       {"seed", 0, kMaxWhole, nullptr, &TextRequest::seed},
       {"max_tokens", 1, 1e9, nullptr, &TextRequest::max_tokens},
   };
-  for (const Number& number : kNumbers) {
+  return kNumbers;
+}
+
+const ChatSettings::Number* ChatSettings::Find(std::string_view name) {
+  for (const Number& number : Numbers()) {
     if (name == number.name) return &number;
   }
   return nullptr;
@@ -103,10 +107,9 @@ std::string ChatSettings::ToString() const {
   const auto add = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, value);
   };
-  for (const char* name : {"temperature", "top_p", "min_p", "repetition_penalty", "top_k", "seed", "max_tokens"}) {
-    const Number& number = *Find(name);
-    if (number.real != nullptr && values_.*(number.real)) add(name, fmt::format("{}", *(values_.*(number.real))));
-    if (number.real == nullptr && values_.*(number.whole)) add(name, fmt::format("{}", *(values_.*(number.whole))));
+  for (const Number& n : Numbers()) {
+    if (n.real != nullptr && values_.*(n.real)) add(n.name, fmt::format("{}", *(values_.*(n.real))));
+    if (n.real == nullptr && values_.*(n.whole)) add(n.name, fmt::format("{}", *(values_.*(n.whole))));
   }
   for (const auto& [name, value] : options_.items())
     add(name, value.is_string() ? value.get<std::string>() : value.dump());
@@ -114,13 +117,12 @@ std::string ChatSettings::ToString() const {
 }
 
 void ChatSettings::Apply(TextRequest& request) const {
-  request.temperature = values_.temperature;
-  request.top_p = values_.top_p;
-  request.min_p = values_.min_p;
-  request.repetition_penalty = values_.repetition_penalty;
-  request.top_k = values_.top_k;
-  request.seed = values_.seed;
-  request.max_tokens = values_.max_tokens;
+  for (const Number& n : Numbers()) {
+    if (n.real != nullptr)
+      request.*(n.real) = values_.*(n.real);
+    else
+      request.*(n.whole) = values_.*(n.whole);
+  }
   if (request.reuse_options.is_null()) request.reuse_options = nlohmann::json::object();
   for (const auto& [name, value] : options_.items()) {
     if (name == "reuse")

@@ -1,6 +1,7 @@
 // The settings that `/set NAME VALUE` changes in `splice chat`.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,7 @@ class ChatSettings {
 
  private:
   struct Number;
+  static std::span<const Number> Numbers();
   static const Number* Find(std::string_view name);
   absl::Status SetOption(const std::string& name, std::string_view value);
 

@@ -24,7 +24,7 @@ struct Flags {
   std::string log_level = "auto";
 };
 
-// What a person does next; programs read the line that begins with "ready".
+// Commands for a person to go on with; programs read the line that begins with "ready".
 void PrintNextSteps(const router::RouterServer& router, const Flags& flags) {
   const std::string url = (router.tls() ? "https://" : "http://") + router.http_address();
   const bool keys = !flags.cluster.api_keys_file.empty();

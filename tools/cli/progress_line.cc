@@ -14,21 +14,16 @@ namespace {
 
 constexpr double kQuietSeconds = 2, kDrawSeconds = 0.1, kLineSeconds = 10;
 constexpr std::chrono::milliseconds kStageTick{250};
-constexpr size_t kBarColumns = 30, kUsualWidth = 79;
+constexpr size_t kBarColumns = 30;
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The last column stays empty: some terminals begin a new line behind it.
-size_t WidthOfStderr() {
-  const auto window = WindowOf(STDERR_FILENO);
-  return window ? window->columns - 1 : kUsualWidth;
-}
-
 }  // namespace
 
-ProgressLine::ProgressLine() : ProgressLine(stderr, ::isatty(STDERR_FILENO) != 0, WidthOfStderr(), SteadySeconds) {}
+ProgressLine::ProgressLine()
+    : ProgressLine(stderr, ::isatty(STDERR_FILENO) != 0, LineWidthOf(STDERR_FILENO), SteadySeconds) {}
 
 ProgressLine::ProgressLine(std::FILE* out, bool terminal, size_t width, Clock clock)
     : out_(out), terminal_(terminal), width_(width), clock_(std::move(clock)), start_s_(clock_()), last_s_(start_s_) {}

@@ -102,9 +102,6 @@ void PullDisplay::Update(const hub::PullProgress& progress) {
   std::fflush(out_);
 }
 
-PullDisplay MakePullDisplay() {
-  const auto window = WindowOf(STDERR_FILENO);
-  return PullDisplay(stderr, ::isatty(STDERR_FILENO) != 0, window ? window->columns - 1 : 79);
-}
+PullDisplay MakePullDisplay() { return PullDisplay(stderr, ::isatty(STDERR_FILENO) != 0, LineWidthOf(STDERR_FILENO)); }
 
 }  // namespace spl::cli

@@ -14,6 +14,12 @@ std::optional<WindowSize> WindowOf(int fd) {
   return WindowSize{.columns = size.ws_col, .rows = size.ws_row};
 }
 
+size_t LineWidthOf(int fd) {
+  constexpr size_t kUsualWidth = 79;
+  const auto window = WindowOf(fd);
+  return window ? window->columns - 1 : kUsualWidth;
+}
+
 bool IsDumbTerminal() {
   const char* const term = std::getenv("TERM");
   return term != nullptr && std::string_view(term) == "dumb";

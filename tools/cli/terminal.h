@@ -13,6 +13,9 @@ struct WindowSize {
 };
 // The window of the terminal that `fd` is; nullopt: it is none, or its size is not known.
 std::optional<WindowSize> WindowOf(int fd);
+// Columns of a line that is drawn again and again; 79 where WindowOf does not know them. The last column of a window
+// stays empty: some terminals begin a new line behind it.
+size_t LineWidthOf(int fd);
 
 // True with TERM=dumb: a window that shows lines and moves no cursor.
 bool IsDumbTerminal();

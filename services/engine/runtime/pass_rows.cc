@@ -9,8 +9,6 @@ namespace {
 
 // A pass of fewer rows costs little less, so that a step that is due waits for so many.
 constexpr int32_t kLeastRows = 128;
-// Up to so many rows, those of prompts and of a step together, a pass is bound by the reading of weights.
-constexpr int32_t kLeastTotal = 256;
 
 double Seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -34,7 +32,7 @@ int32_t RowsOfPass(const PassDemand& demand) {
     rows = std::min(rows, std::max(demand.rows_per_token * demand.riders, RowsToDrain(demand)));
   const int32_t total = (static_cast<int32_t>(rows) + demand.riders + kRowTile / 2) / kRowTile * kRowTile;
   // A step that fills its tiles by itself still takes a tile of prompts along.
-  const int32_t least = std::max(kLeastTotal, (demand.riders / kRowTile + 1) * kRowTile);
+  const int32_t least = std::max(kWeightBoundRows, (demand.riders / kRowTile + 1) * kRowTile);
   return std::min(std::max(total, least) - demand.riders, room);
 }
 

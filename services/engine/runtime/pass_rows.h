@@ -24,6 +24,8 @@ struct PassDemand {
 inline constexpr std::chrono::seconds kTimeToDrain{2};
 // Products of a device compute so many rows at a time: a pass takes no longer until it has one more.
 inline constexpr int32_t kRowTile = 128;
+// Up to so many rows, those of prompts and of a step together, a pass is bound by the reading of weights.
+inline constexpr int32_t kWeightBoundRows = 256;
 
 // Rows for slices, at least 1, at most most - riders (1 if that is less).
 //

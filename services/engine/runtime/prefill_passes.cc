@@ -18,8 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 FaultPoint step_fault("engine.prefill.step");
 
-// A pass of fewer rows is bound by the reading of weights, with a decode step along or without.
-constexpr int64_t kFewRows = 256;
 // Short prompts wait for others for so long, where at least so many sequences are decoded.
 constexpr std::chrono::milliseconds kGatherTime{25};
 constexpr size_t kManyRiders = 64;
@@ -32,7 +30,7 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 // few steps.
 bool PrefillPasses::CanWait() const {
   if (options_.shared == nullptr || options_.turns == nullptr || options_.turns->num_offered() < kManyRiders ||
-      meter_.load(0).queued_tokens >= kFewRows)
+      meter_.load(0).queued_tokens >= kWeightBoundRows)
     return false;
   const auto now = Clock::now();
   const std::vector<Job> jobs = queue_.RunningInOrder(now);

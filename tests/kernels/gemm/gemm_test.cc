@@ -64,19 +64,11 @@ void ExpectCloseSums(const std::vector<float>& got, const WeightView& view, cons
   for (float& value : weights) value *= value;
   std::vector<float> sizes =
       Want({weights.data(), DType::kF32, view.out_features, view.in_features}, squares, rows, nullptr);
-  double error = 0, norm = 0, worst = 0, largest = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(got[i])) << what << " at " << i;
-    const double b = bias == nullptr ? 0 : bias[i % static_cast<size_t>(view.out_features)];
-    const double size = std::sqrt(sizes[i] + b * b), difference = std::abs(double{got[i]} - want[i]);
-    error += difference * difference;
-    norm += size * size;
-    worst = std::max(worst, difference);
-    largest = std::max(largest, size);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const float b = bias == nullptr ? 0 : bias[i % static_cast<size_t>(view.out_features)];
+    sizes[i] = std::sqrt(sizes[i] + b * b);
   }
-  const Tolerance t = ToleranceFor(DType::kF32);
-  EXPECT_LE(std::sqrt(error), t.relative_l2 * std::sqrt(norm)) << what;
-  EXPECT_LE(worst, t.max_abs_of_max_ref * largest) << what;
+  ExpectClose(got, want, sizes, DType::kF32, what);
 }
 
 TEST(Linear, EqualsReferenceForTypesShapesAndRows) {

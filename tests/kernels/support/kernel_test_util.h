@@ -99,8 +99,12 @@ struct TestContext {
   KernelContext ctx;
 };
 
-inline void ExpectClose(std::span<const float> got, std::span<const float> want, DType dtype, const std::string& what) {
+// `got` is close to `want`, relative to `sizes` [want]: the size of each value when what it is summed of does not
+// cancel.
+inline void ExpectClose(std::span<const float> got, std::span<const float> want, std::span<const float> sizes,
+                        DType dtype, const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
+  ASSERT_EQ(sizes.size(), want.size()) << what;
   double error = 0, norm = 0, worst = 0, largest = 0;
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::isinf(want[i])) {
@@ -110,13 +114,16 @@ inline void ExpectClose(std::span<const float> got, std::span<const float> want,
     ASSERT_TRUE(std::isfinite(got[i])) << what << " at " << i << ": " << got[i] << ", want " << want[i];
     const double d = static_cast<double>(got[i]) - want[i];
     error += d * d;
-    norm += static_cast<double>(want[i]) * want[i];
+    norm += static_cast<double>(sizes[i]) * sizes[i];
     worst = std::max(worst, std::abs(d));
-    largest = std::max(largest, std::abs(static_cast<double>(want[i])));
+    largest = std::max(largest, std::abs(static_cast<double>(sizes[i])));
   }
   const Tolerance t = ToleranceFor(dtype);
   EXPECT_LE(std::sqrt(error), t.relative_l2 * std::sqrt(norm)) << what;
   EXPECT_LE(worst, t.max_abs_of_max_ref * largest) << what;
+}
+inline void ExpectClose(std::span<const float> got, std::span<const float> want, DType dtype, const std::string& what) {
+  ExpectClose(got, want, want, dtype, what);
 }
 
 inline ::testing::AssertionResult BitwiseEqual(std::span<const float> a, std::span<const float> b) {

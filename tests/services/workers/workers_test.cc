@@ -235,7 +235,7 @@ TEST_P(WorkersTest, AChoiceThatFindsNoRoomDecodesDensely) {
   EXPECT_TRUE(PagesComeBack());
 }
 
-// What a probe wrote is not sent: with every row chosen behind it, the tokens are those of a plain prefill.
+// KV that a probe wrote is not sent: with every row chosen behind it, the tokens are those of a plain prefill.
 TEST_P(WorkersTest, AProbeChoosesRowsAndTheReceiptNamesIt) {
   std::vector<int32_t> prompt = Prompt(71, 20);
   std::vector<v1::TokenSegment> segments;

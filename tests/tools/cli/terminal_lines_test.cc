@@ -1,4 +1,4 @@
-// What commands draw: tables and the screen of `splice ctl top` at any size of the window, bars of progress.
+// Text that commands draw: tables and the screen of `splice ctl top` at any size of the window, bars of progress.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
