@@ -111,11 +111,13 @@ std::unique_ptr<Process> Process::StartAndWaitReady(const std::vector<std::strin
   return process;
 }
 
-Process::Result Process::Run(const std::vector<std::string>& argv, std::chrono::seconds timeout) {
+Process::Result Process::Run(const std::vector<std::string>& argv, std::chrono::seconds timeout,
+                             const std::function<void(int)>& meanwhile) {
   const std::string out = TemporaryFile("splice-stdout"), err = TemporaryFile("splice-stderr");
   const int out_fd = ::open(out.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
   const int pid = Spawn(argv, out_fd, err);
   ::close(out_fd);
+  if (meanwhile && pid > 0) meanwhile(pid);
   Result result;
   result.exit_code = WaitPid(pid, timeout);
   if (result.exit_code == -1) {

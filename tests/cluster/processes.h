@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,12 +17,14 @@ class Process {
   // when the process ends or stays silent.
   static std::unique_ptr<Process> StartAndWaitReady(const std::vector<std::string>& argv,
                                                     std::chrono::seconds timeout = std::chrono::seconds(60));
-  // Starts `argv`, waits for its end, returns the exit code (-1 after `timeout`: killed), stdout and stderr.
+  // Starts `argv`, calls `meanwhile` with its pid, waits for its end, returns the exit code (-1 after `timeout`: killed),
+  // stdout and stderr.
   struct Result {
     int exit_code = -1;
     std::string out, err;
   };
-  static Result Run(const std::vector<std::string>& argv, std::chrono::seconds timeout = std::chrono::seconds(60));
+  static Result Run(const std::vector<std::string>& argv, std::chrono::seconds timeout = std::chrono::seconds(60),
+                    const std::function<void(int)>& meanwhile = {});
 
   ~Process();  // SIGKILL unless it has ended
 

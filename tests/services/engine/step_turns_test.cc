@@ -1,6 +1,7 @@
 // Two engines of one device: one step at a time, and nobody waits for more than one of the other's.
 #include "services/engine/runtime/step_turns.h"
 
+#include <absl/cleanup/cleanup.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -234,6 +235,8 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   };
   std::atomic<size_t> num_steps = 0, num_slices = 0;
   std::vector<Moment> steps, slices;  // each of its engine's thread; read when that has ended
+  // An assertion that fails leaves while the engines still report to these.
+  const absl::Cleanup stop = [this] { StopAll(); };
   in_a_step = [&] {
     steps.push_back({num_steps, num_slices, turns->num_waiting() > 0});
     ++num_steps;

@@ -122,7 +122,10 @@ TEST(TopLinesTest, UseTheWindow) {
 
 class ProgressLineTest : public ::testing::Test {
  protected:
-  ~ProgressLineTest() override { std::free(text_); }
+  ~ProgressLineTest() override {
+    std::fclose(out_);
+    std::free(text_);
+  }
   std::string Written() {
     std::fflush(out_);
     std::string all(text_, size_);
