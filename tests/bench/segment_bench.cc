@@ -37,8 +37,7 @@ struct Flags {
   int32_t segments = 16;
   double reuse = 0.9;
   int32_t slice = 4096;
-  int32_t dense_layers = 3;
-  int32_t probe_layers = 8, score_layers = 1;
+  int32_t dense_layers = -1, probe_layers = -1, score_layers = -1;  // the policy's own
   double recompute_share = -1;  // each method's own
   int32_t repeats = 5;
   double linear_tflops = 680, attention_tflops = 590;
@@ -218,6 +217,10 @@ class Bench {
     engine::ReuseOptions reuse{.policy = method == "cold" ? "sparsex" : method.substr(0, method.find('=')),
                                .dense_layers = flags_.dense_layers,
                                .recompute_share = flags_.recompute_share};
+    if (reuse.policy == "sparsex-dense") {
+      reuse.policy = "sparsex";
+      reuse.probe_layers = 0;
+    }
     if (reuse.policy == "sparsex-probe") {
       reuse.policy = "sparsex";
       reuse.dense_layers = -1;
@@ -233,7 +236,7 @@ class Bench {
     if (const size_t number = method.find('='); number != std::string::npos) {
       if (reuse.policy == "loopserve") reuse.line_alpha = std::stod(method.substr(number + 1));
       if (reuse.policy == "samkv") reuse.budget_ratio = std::stod(method.substr(number + 1));
-      if (reuse.probe_layers > 0) reuse.probe_layers = std::stoi(method.substr(number + 1));
+      if (method.starts_with("sparsex-probe")) reuse.probe_layers = std::stoi(method.substr(number + 1));
       if (reuse.policy == "minference") reuse.line_slashes = std::stoi(method.substr(number + 1));
     }
     Result result;
@@ -491,7 +494,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
-                 "policies; cold: sparsex without a hit; sparsex-probe=LAYERS, loopserve=ALPHA, minference=SLASHES, "
+                 "policies; cold: sparsex without a hit; sparsex-dense, sparsex-probe=LAYERS, loopserve=ALPHA, minference=SLASHES, "
                  "samkv=BUDGET (samkv-attention, samkv-means: by these)")
       ->delimiter(',')
       ->capture_default_str();
@@ -501,8 +504,8 @@ int main(int argc, char** argv) {
   app.add_option("--reuse", flags.reuse, "share of the prompt in them")->capture_default_str();
   app.add_option("--slice", flags.slice, "rows of one pass")->capture_default_str();
   app.add_option("--dense-layers", flags.dense_layers, "-1: the policy's own")->capture_default_str();
-  app.add_option("--probe-layers", flags.probe_layers, "of sparsex-probe without a number")->capture_default_str();
-  app.add_option("--score-layers", flags.score_layers, "of sparsex-probe")->capture_default_str();
+  app.add_option("--probe-layers", flags.probe_layers, "of sparsex-probe without a number; -1: all")->capture_default_str();
+  app.add_option("--score-layers", flags.score_layers, "of sparsex-probe; -1: half")->capture_default_str();
   app.add_option("--recompute-share", flags.recompute_share)->capture_default_str();
   app.add_option("--repeats", flags.repeats)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--max-seconds", flags.max_seconds, "no run starts after so long")->capture_default_str();

@@ -50,8 +50,8 @@ PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const Hea
   return std::make_unique<EpicPolicy>(config, options.epic_tokens);
 }
 PolicyPtr SparseX(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
-  if (options.probe_layers > 0) return std::make_unique<SparseXProbePolicy>(config, options);
-  return std::make_unique<SparseXPolicy>(config, options);
+  if (options.probe_layers == 0 || options.dense_layers >= 0) return std::make_unique<SparseXPolicy>(config, options);
+  return std::make_unique<SparseXProbePolicy>(config, options);
 }
 // Ours has computed rows before it chooses, and computes none behind; every other way is the paper's.
 PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {

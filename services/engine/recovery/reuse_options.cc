@@ -25,8 +25,11 @@ absl::Status ValidateReuseOptions(const ReuseOptions& o, const ModelConfig& conf
                                      {"ffn_dense_layers", o.ffn_dense_layers},
                                      {"ffn_deep_layer", o.ffn_deep_layer}})
     SPLICE_RETURN_IF_ERROR(CheckRange(name, layers, -1, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(CheckRange("probe_layers", o.probe_layers, 0, config.num_layers));
-  SPLICE_RETURN_IF_ERROR(CheckRange("score_layers", o.score_layers, 1, std::max(1, o.probe_layers)));
+  SPLICE_RETURN_IF_ERROR(CheckRange("probe_layers", o.probe_layers, -1, config.num_layers));
+  if (o.score_layers != -1) {
+    const int32_t probe_layers = o.dense_layers >= 0 ? 0 : o.probe_layers == -1 ? config.num_layers : o.probe_layers;
+    SPLICE_RETURN_IF_ERROR(CheckRange("score_layers", o.score_layers, 1, std::max(1, probe_layers)));
+  }
   if (o.probe_layers > 0 && o.dense_layers >= 0)
     return InvalidArgument(
         "probe_layers is {} and dense_layers is {}, and only one of them can choose the rows: leave one out",

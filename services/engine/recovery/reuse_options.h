@@ -21,8 +21,8 @@ struct ReuseOptions {
   // SparseX.
   // Layers before the boundary, which compute every row; -1: by model and contexts of the copies.
   int32_t dense_layers = -1;
-  // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; in samkv 0.15, which is
-  // about what SamKV recomputes (docs/results, samkv).
+  // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; 0.1 where a probe chooses
+  // them; in samkv 0.15, which is about what SamKV recomputes (docs/results, samkv).
   double recompute_share = -1;
   // Lower bound of recomputed tokens. -1: 64, with segments from other contexts 256 (docs/results, short prompts), but
   // not more than recompute_max.
@@ -32,9 +32,11 @@ struct ReuseOptions {
   // the token itself, as in the paper.
   int32_t score_pool = 4;
   // Layers through which the fresh text alone runs over the copies, and chooses the rows that are then computed in all
-  // layers. 0: the dense layers choose. Excludes dense_layers.
-  int32_t probe_layers = 0;
-  int32_t score_layers = 1;      // last layers of the probe whose scores are added up; at most probe_layers
+  // layers. 0: the dense layers choose. -1: all layers, or dense layers, whichever computes fewer rows. Excludes
+  // dense_layers.
+  int32_t probe_layers = -1;
+  // Last layers of the probe whose scores are added up, at most probe_layers. -1: half of them.
+  int32_t score_layers = -1;
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that ends with reused text
   int32_t link_tokens = -1;      // first tokens of each segment; -1: 8 for segments from other contexts, otherwise 0

@@ -87,9 +87,16 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
           .keys_only_last = true};
 }
 
-int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused) const {
+int64_t SparseXPolicy::CostOf(const ReuseLayout& layout) const {
+  const PositionRanges recovered = Recovered(layout), fresh = layout.fresh();
+  const int64_t dense = CountOf(UnionOf(fresh, recovered));
+  const int64_t chosen = CountOf(RowsWithoutScores(layout)) + NumChosen(layout, CountOf(recovered));
+  return dense * dense_layers_ + chosen * (config().num_layers - dense_layers_);
+}
+
+int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused, double share) const {
   const auto reused = static_cast<double>(num_reused);
-  const double share = options_.recompute_share == -1 ? recompute_share_ : options_.recompute_share;
+  if (options_.recompute_share != -1) share = options_.recompute_share;
   const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
   const int32_t fewest =

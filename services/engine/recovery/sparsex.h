@@ -28,8 +28,12 @@ class SparseXPolicy : public RecoveryPolicy {
 
   // Number of dense layers before the boundary.
   int32_t DenseLayersOf(const ReuseLayout& layout) const;
-  // Number of reused tokens, out of `num_reused` of the layout, that scores choose.
-  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const;
+  // Number of reused tokens, out of `num_reused` of the layout, that scores choose. `share`: unless the options name
+  // one.
+  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused, double share) const;
+  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const {
+    return NumChosen(layout, num_reused, recompute_share_);
+  }
   // Rows that are computed without regard to scores: fresh text, and the edges of reused text.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
   // Dense layers by default. Segments in the same context: a sixth of the layers of a small dense model, an eighth of a
@@ -44,6 +48,8 @@ class SparseXPolicy : public RecoveryPolicy {
   virtual void RefineScore(const ReuseLayout& /*layout*/, ScoreRequest& /*score*/) const {}
   const ReuseOptions& options() const { return options_; }
   int32_t dense_layers() const { return dense_layers_; }
+  // Rows that are computed, summed over the layers: products take time in proportion.
+  int64_t CostOf(const ReuseLayout& layout) const;
   // The copies that are recovered: all, or those in another context.
   PositionRanges Recovered(const ReuseLayout& layout) const;
   // The last reused tokens, if no fresh text follows them.

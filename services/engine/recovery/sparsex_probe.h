@@ -1,10 +1,12 @@
-// Policy `sparsex` with probe_layers (docs/methods/sparsex.md, "A probe instead of dense layers"; the two stages are
+// Policy `sparsex` without dense layers (docs/methods/sparsex.md, "A probe instead of dense layers"; the two stages are
 // ProphetKV's). The fresh text alone runs through the first layers over the copies as they are, and the last of these
 // layers score the reused tokens by SparseX's equations. Then fresh text, chosen tokens and edges of segments are
 // computed from layer 0 on, through all layers.
 //
 // No layer computes every row, so the depth at which rows are chosen costs little: the fresh text's rows in these
 // layers. But the probe sees copies that lack their context, and rows that are not chosen keep theirs in all layers.
+// The fresh text is computed twice. Where it is long, dense layers cost less: unless the request names probe_layers,
+// the way with fewer rows is taken.
 #pragma once
 
 #include "services/engine/recovery/sparsex.h"
@@ -13,17 +15,29 @@ namespace spl::engine {
 
 class SparseXProbePolicy final : public SparseXPolicy {
  public:
-  // REQUIRES: options.probe_layers > 0, and the options are valid (ValidateReuseOptions).
+  // Share of the reused tokens that a probe chooses by default: with half of it answers are lost that dense layers give
+  // (docs/results/2026-11-26-probe-on-a-gpu.md).
+  static constexpr double kProbeShare = 0.10;
+  // REQUIRES: options.probe_layers != 0, options.dense_layers < 0, and the options are valid (ValidateReuseOptions).
   using SparseXPolicy::SparseXPolicy;
-  int32_t first_cached_layer() const override { return 0; }
-  int32_t probe_layers() const override { return probed_ ? options().probe_layers : 0; }
+  int32_t first_cached_layer() const override { return probes_ ? 0 : SparseXPolicy::first_cached_layer(); }
+  int32_t probe_layers() const override { return probed_ ? end_ : 0; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
  protected:
+  void Prepare(const ReuseLayout& layout) override;
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
 
  private:
-  bool probed_ = false;   // the prompt has copies that are recovered
+  // Rows that the probe and the rows behind it are, summed over layers.
+  int64_t CostOf(const ReuseLayout& layout) const;
+  PositionRanges Probes(const ReuseLayout& layout) const;
+  int64_t NumProbed(const ReuseLayout& layout) const;
+
+  // Known from Prepare on.
+  bool probes_ = true;    // false: dense layers cost less
+  int32_t end_ = 0;       // the probe's layers are [0, end_)
+  bool probed_ = false;   // the prompt has copies that are recovered, and the probe chose
   bool chooses_ = false;  // the probe was given out, the rows that it chooses were not
 };
 

@@ -84,7 +84,8 @@ class ChosenRowsTest : public SegmentsFixture {
       }
     }
     const std::vector<PlainModel::Heads> layers = plain_->Forward(layout.tokens, end, copies);
-    for (int32_t layer = end - options.score_layers; layer < end; ++layer) {
+    const int32_t scoring = options.probe_layers > 0 ? options.score_layers : 1;
+    for (int32_t layer = end - scoring; layer < end; ++layer) {
       for (int32_t i = 0; i < length; ++i) {
         if (!asks[i]) continue;
         for (int32_t h = 0; h < plain_->shape().q_heads; ++h) {

@@ -65,6 +65,8 @@ TEST_F(CopiedTokensTest, AreCountedByWhatTheyHaveSeen) {
   EXPECT_EQ(Copied(*turned), (Are{0, 150, 200})) << "the first began its prompt";
   EXPECT_GT(turned->stats.recomputed_tokens, 0);
   EXPECT_EQ(turned->stats.probe_layers, 0);
+  probe_layers_ = -1;
+  EXPECT_EQ(AskAbout(other_lead_, {second_, first_}, false)->stats.probe_layers, 0) << "30 of 380 tokens are fresh";
   probe_layers_ = 2;
   const auto probed = AskAbout(other_lead_, {second_, first_}, false);
   EXPECT_EQ(probed->stats.probe_layers, 2);

@@ -315,6 +315,38 @@ TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
   EXPECT_EQ(same.probe_layers(), 0);
 }
 
+// The fresh text is computed twice with a probe: where it is long, dense layers compute fewer rows.
+TEST(SparseXPolicyTest, WithoutOptionsTheWayWithFewerRowsIsTaken) {
+  ModelConfig config = SmallConfig();
+  config.num_layers = 12;
+  for (int32_t fresh = 100; fresh <= 9000; fresh += 100) {
+    const ReuseLayout layout{10'000, 0, {{0, 10'000 - fresh}}, {CopyContext::kIsolated}};
+    SparseXProbePolicy policy(config, {});
+    const PrefillStage first = policy.FirstStage(layout);
+    // Behind a probe a tenth of the copies, 16 tokens beside the fresh text and the segment's first 8; else 4 dense
+    // layers, and a twentieth.
+    const int32_t reused = 10'000 - fresh;
+    const int32_t probe = 12 * fresh + 12 * (fresh + std::max(256, reused / 10) + 24);
+    const int32_t dense = 4 * 10'000 + 8 * (fresh + std::max(256, reused / 20) + 24);
+    if (probe < dense) {
+      EXPECT_EQ(first.layers, (LayerRange{0, 12})) << fresh;
+      EXPECT_EQ(first.rows, (PositionRanges{{reused, 10'000}})) << fresh;
+      EXPECT_EQ(first.score.layer, 6) << fresh;
+      EXPECT_EQ(first.score.k, std::max(256, reused / 10)) << fresh;
+      EXPECT_EQ(policy.first_cached_layer(), 0) << fresh;
+      EXPECT_EQ(policy.NextStage(layout, Tokens{5})->layers, (LayerRange{0, 12})) << fresh;
+      EXPECT_EQ(policy.probe_layers(), 12) << fresh;
+    } else {
+      EXPECT_EQ(first.layers, (LayerRange{0, 4})) << fresh;
+      EXPECT_EQ(first.rows, (PositionRanges{{0, 10'000}})) << fresh;
+      EXPECT_EQ(policy.first_cached_layer(), 4) << fresh;
+      EXPECT_EQ(policy.NextStage(layout, {})->score.k, std::max(256, reused / 20)) << fresh;
+      EXPECT_EQ(policy.NextStage(layout, Tokens{5})->layers, (LayerRange{3, 12})) << fresh;
+      EXPECT_EQ(policy.probe_layers(), 0) << fresh;
+    }
+  }
+}
+
 TEST(SparseXPolicyTest, CopiesInOtherContextsGetMoreDenseLayers) {
   ModelConfig config = SmallConfig();
   config.num_layers = 12;
@@ -387,7 +419,9 @@ TEST(ReuseOptionsTest, BadValuesAreNamed) {
   EXPECT_THAT(error({.policy = "sparsex", .probe_layers = 5}), testing::HasSubstr("probe_layers is 5"));
   EXPECT_THAT(error({.policy = "sparsex", .probe_layers = 3, .score_layers = 4}),
               testing::HasSubstr("score_layers is 4"));
-  EXPECT_THAT(error({.policy = "sparsex", .score_layers = 2}), testing::HasSubstr("score_layers is 2"));
+  EXPECT_THAT(error({.policy = "sparsex", .score_layers = 5}), testing::HasSubstr("score_layers is 5"));
+  EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 2, .score_layers = 2}),
+              testing::HasSubstr("score_layers is 2"));
   EXPECT_THAT(error({.policy = "sparsex", .dense_layers = 2, .probe_layers = 3}),
               testing::AllOf(testing::HasSubstr("probe_layers is 3"), testing::HasSubstr("dense_layers is 2")));
   EXPECT_THAT(error({.policy = "sparsex", .recompute_share = 1.5}), testing::HasSubstr("recompute_share is 1.5"));
