@@ -26,6 +26,10 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
                  "head classes: a head_classes.json (made by splice profile), auto (the one in the model folder) or "
                  "none; with --random-weights also safe, mid or paper")
       ->capture_default_str();
+  app.add_option("--recovery-profile", source.recovery_profile,
+                 "how sparsex chooses what it recomputes on this model: a recovery.json (made by splice profile "
+                 "--recovery-from), auto (the one in the model folder) or none")
+      ->capture_default_str();
 }
 
 void AddQuantizeFlag(CLI::App& app, ModelSource& source) {
@@ -265,6 +269,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(backend, tp));
   engine::ModelOptions options;
   options.head_classes = source.head_classes;
+  options.recovery_profile = source.recovery_profile;
   if (kv_dtype == "f32")
     options.kv_dtype = kernels::DType::kF32;
   else if (kv_dtype == "bf16")

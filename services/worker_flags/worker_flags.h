@@ -25,10 +25,11 @@ namespace spl {
 
 // The model that a program runs; set exactly one of dir and random_weights.
 struct ModelSource {
-  std::string dir;                    // Hugging Face folder, or ORG/NAME of a model on this machine
-  std::string random_weights;         // "SHAPE[:SEED]", see services/engine/model/random_weights.h
-  std::string head_classes = "auto";  // ModelOptions::head_classes
-  std::string quantize = "none";      // "none" or "fp8", ModelOptions::quantize_fp8
+  std::string dir;                        // Hugging Face folder, or ORG/NAME of a model on this machine
+  std::string random_weights;             // "SHAPE[:SEED]", see services/engine/model/random_weights.h
+  std::string head_classes = "auto";      // ModelOptions::head_classes
+  std::string recovery_profile = "auto";  // ModelOptions::recovery_profile
+  std::string quantize = "none";          // "none" or "fp8", ModelOptions::quantize_fp8
 };
 
 inline constexpr char kNoAsyncSchedulingHelp[] =

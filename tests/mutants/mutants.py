@@ -69,7 +69,7 @@ MUTANTS = [
            "for (const PositionRanges& more : {Overflow(layout), Tail(layout), Links(layout)})",
            "for (const PositionRanges& more : {Tail(layout), Links(layout)})", "engine_chosen_rows_test"),
     Mutant("probe-scores-below", "a layer of the probe scores that must not", PROBE,
-           ".layer = end_ - scoring,", ".layer = 0,", "engine_chosen_rows_test"),
+           ".layer = end_ - scoring_,", ".layer = 0,", "engine_chosen_rows_test"),
     Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", PROBE,
            ".all_layers = true};", ".all_layers = false};", "engine_chosen_rows_test"),
     Mutant("probe-runs-copies", "copied rows run through the probe, too", PROBE,

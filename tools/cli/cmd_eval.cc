@@ -9,6 +9,7 @@
 
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/engine/model/model_config.h"
 #include "services/methods/methods.h"
 #include "services/tokenizer/tokenizer.h"
 #include "services/wire/request_options.h"
@@ -172,7 +173,12 @@ absl::Status RunEval(Flags flags) {
     return InvalidArgument("give one of --data FILE and --perplexity FILE");
   if (!flags.perplexity_file.empty()) return RunPerplexity(flags);
   if (!flags.suite.empty()) {
-    SPLICE_ASSIGN_OR_RETURN(EvalSuite suite, FindEvalSuite(flags.suite));
+    int32_t num_layers = 0;
+    if (!flags.source.model.dir.empty()) {
+      SPLICE_ASSIGN_OR_RETURN(const engine::ModelConfig config, engine::LoadModelConfig(flags.source.model.dir));
+      num_layers = config.num_layers;
+    }
+    SPLICE_ASSIGN_OR_RETURN(EvalSuite suite, FindEvalSuite(flags.suite, num_layers));
     flags.reuse = std::move(suite.reuse);
     flags.decode = std::move(suite.decode);
   }
@@ -252,8 +258,9 @@ Command MakeEvalCommand(CLI::App& root) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--suite", flags->suite,
-                 "instead of --reuse and --decode: methods, every prefill method by every decode method")
-      ->check(CLI::IsMember({"methods"}));
+                 "instead of --reuse and --decode: methods, every prefill method by every decode method; recovery, "
+                 "settings of sparsex for splice profile --recovery-from")
+      ->check(CLI::IsMember({"methods", "recovery"}));
   app.add_option("--lengths", flags->lengths, "only samples of these nominal lengths")->delimiter(',');
   app.add_option("--limit", flags->limit, "samples of each task and length; 0: all")->check(CLI::NonNegativeNumber);
   app.add_option("--by", flags->by,

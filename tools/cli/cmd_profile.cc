@@ -1,4 +1,5 @@
-// splice profile: measures which KV heads need the whole context; makes, imports and shows head_classes.json.
+// splice profile: measures which KV heads need the whole context; makes, imports and shows head_classes.json. Makes
+// recovery.json from answers.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,7 +12,9 @@
 #include <set>
 
 #include "services/base/status.h"
+#include "services/engine/model/checkpoint.h"
 #include "services/engine/model/head_class_import.h"
+#include "services/engine/model/model_identity.h"
 #include "services/engine/profile/head_profiler.h"
 #include "services/tokenizer/tokenizer.h"
 #include "services/worker_flags/worker_flags.h"
@@ -20,6 +23,7 @@
 #include "tools/cli/head_class_picture.h"
 #include "tools/cli/model_fetch.h"
 #include "tools/cli/progress_line.h"
+#include "tools/cli/recovery_choice.h"
 
 namespace spl::cli {
 namespace {
@@ -27,7 +31,7 @@ namespace {
 struct Flags {
   ModelSource model;
   std::string tokenizer_dir, backend = "auto", preset = "safe", ranking = "edge";
-  std::string import_file, show_file, from_file, quality_file, out_file, svg_file;
+  std::string import_file, show_file, from_file, quality_file, recovery_file, out_file, svg_file;
   std::vector<std::string> data;
   int32_t num_threads = 0, text_tokens = 2048, chunk_tokens = 512;
   int64_t num_texts = 24;
@@ -193,7 +197,28 @@ absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
   return quality;
 }
 
+absl::Status RunRecovery(const Flags& flags) {
+  if (flags.model.dir.empty()) return InvalidArgument("--recovery-from needs --model, whose profile it becomes");
+  SPLICE_ASSIGN_OR_RETURN(const engine::ModelConfig config, engine::LoadModelConfig(flags.model.dir));
+  SPLICE_ASSIGN_OR_RETURN(const engine::Checkpoint checkpoint, engine::Checkpoint::Open(flags.model.dir));
+  SPLICE_ASSIGN_OR_RETURN(const std::string text, ReadMaybeXz(flags.recovery_file));
+  auto profile = ChooseRecovery(nlohmann::json::parse(text, nullptr, false), config.num_layers);
+  if (!profile.ok()) return Annotate(profile.status(), flags.recovery_file);
+  profile->fingerprint = engine::FolderFingerprint(config, checkpoint);
+  fmt::print(
+      "a probe of {} of {} layers, of which the last {} score, and {:g} % of the reused tokens: {} of {} answers "
+      "right, "
+      "exact {} ({})\n",
+      profile->probe_layers, profile->num_layers, profile->score_layers, 100 * profile->recompute_share, profile->right,
+      profile->answers, profile->exact, profile->data);
+  if (flags.out_file.empty()) return absl::OkStatus();
+  SPLICE_RETURN_IF_ERROR(WriteFile(flags.out_file, profile->ToJson()));
+  fmt::print("written to {}\n", flags.out_file);
+  return absl::OkStatus();
+}
+
 absl::Status RunProfile(const Flags& flags) {
+  if (!flags.recovery_file.empty()) return RunRecovery(flags);
   const auto make = [&]() -> absl::StatusOr<engine::HeadClassMap> {
     if (!flags.show_file.empty()) return engine::HeadClassMap::Load(flags.show_file);
     if (!flags.from_file.empty()) return Reclassify(flags);
@@ -226,7 +251,8 @@ absl::Status RunProfile(const Flags& flags) {
 
 Command MakeProfileCommand(CLI::App& root) {
   auto flags = std::make_shared<Flags>();
-  CLI::App& app = *root.add_subcommand("profile", "Which KV heads need the whole context: makes head_classes.json");
+  CLI::App& app =
+      *root.add_subcommand("profile", "What reuse must know of a model: makes head_classes.json and recovery.json");
   app.footer(
       "Examples:\n"
       "  splice profile --model models/splice-tiny --data vt.jsonl.xz,book.txt --out "
@@ -234,6 +260,7 @@ Command MakeProfileCommand(CLI::App& root) {
       "  splice profile --import full_attention_heads.tsv --preset safe --out head_classes.json\n"
       "  splice profile --show models/splice-tiny/head_classes.json --svg heads.svg\n"
       "  splice profile --from head_classes.json --preset mid --out head_classes_mid.json\n"
+      "  splice profile --model models/splice-tiny --recovery-from table.json --out models/splice-tiny/recovery.json\n"
       "Presets: safe (half of the heads global, window 256, 64 sinks, two dense layers), mid (a quarter, 1024, 64), "
       "paper\n"
       "(15 %, 256, 4). The table shows what a window loses where texts are answered (without answers:\n"
@@ -264,6 +291,10 @@ Command MakeProfileCommand(CLI::App& root) {
       ->capture_default_str();
   app.add_option("--quality-from", flags->quality_file,
                  "a table of splice eval --json with exact and splice: its result goes into the map");
+  app.add_option("--recovery-from", flags->recovery_file,
+                 "a table of splice eval --suite recovery --json: writes recovery.json, with the cheapest settings of "
+                 "sparsex that answer as exact does")
+      ->check(CLI::ExistingFile);
   app.add_option("--texts", flags->num_texts, "texts to measure")->check(CLI::Range(2, 100000))->capture_default_str();
   app.add_option("--text-tokens", flags->text_tokens, "tokens of a text at most")
       ->check(CLI::Range(256, 1 << 20))
@@ -271,7 +302,7 @@ Command MakeProfileCommand(CLI::App& root) {
   app.add_option("--chunk-tokens", flags->chunk_tokens, "tokens whose prefix shift is measured")
       ->check(CLI::Range(16, 1 << 16))
       ->capture_default_str();
-  app.add_option("--out", flags->out_file, "head_classes.json to write");
+  app.add_option("--out", flags->out_file, "head_classes.json or recovery.json to write");
   app.add_option("--svg", flags->svg_file, "picture to write");
   app.add_option("--tokenizer", flags->tokenizer_dir, "folder with tokenizer.json; default: the model folder");
   app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();

@@ -1,6 +1,7 @@
 // Named lists of methods for `splice eval --suite`.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,10 @@ struct EvalSuite {
 };
 
 // "methods": all prefill methods × all decode methods and their baselines. Methods that choose tokens get a budget of a
-// sixteenth of the context. InvalidArgument: another name.
-absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name);
+// sixteenth of the context.
+// "recovery": exact, sparsex with dense layers, and sparsex with probes of half to all of the model's `num_layers`,
+// each with three shares of recomputed tokens (recovery_choice.h). InvalidArgument: another name, or "recovery" without
+// a number of layers.
+absl::StatusOr<EvalSuite> FindEvalSuite(const std::string& name, int32_t num_layers = 0);
 
 }  // namespace spl::cli

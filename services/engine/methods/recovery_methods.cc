@@ -25,42 +25,47 @@ namespace {
 using methods::HeadClasses;
 using PolicyPtr = std::unique_ptr<RecoveryPolicy>;
 
-// `map` is null unless the policy uses head classes.
+// What is known about the model: each is null where nothing was measured, and the classes unless the policy uses them.
+struct Measured {
+  const HeadClassMap* head_classes = nullptr;
+  const RecoveryProfile* recovery = nullptr;
+};
+
 struct Maker {
   std::string_view name;
-  PolicyPtr (*make)(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map);
+  PolicyPtr (*make)(const ModelConfig& config, const ReuseOptions& options, const Measured& model);
 };
 
 template <typename Policy>
-PolicyPtr Plain(const ModelConfig& config, const ReuseOptions&, const HeadClassMap*) {
+PolicyPtr Plain(const ModelConfig& config, const ReuseOptions&, const Measured&) {
   return std::make_unique<Policy>(config);
 }
 template <typename Policy>
-PolicyPtr WithOptions(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+PolicyPtr WithOptions(const ModelConfig& config, const ReuseOptions& options, const Measured&) {
   return std::make_unique<Policy>(config, options);
 }
 template <typename Policy>
-PolicyPtr WithClasses(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map) {
-  return std::make_unique<Policy>(config, *map, options);
+PolicyPtr WithClasses(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
+  return std::make_unique<Policy>(config, *model.head_classes, options);
 }
-PolicyPtr CacheBlend(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+PolicyPtr CacheBlend(const ModelConfig& config, const ReuseOptions& options, const Measured&) {
   return std::make_unique<CacheBlendPolicy>(config, std::min(options.blend_share, options.max_recompute_fraction));
 }
-PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const Measured&) {
   return std::make_unique<EpicPolicy>(config, options.epic_tokens);
 }
-PolicyPtr SparseX(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+PolicyPtr SparseX(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
   if (options.probe_layers == 0 || options.dense_layers >= 0) return std::make_unique<SparseXPolicy>(config, options);
-  return std::make_unique<SparseXProbePolicy>(config, options);
+  return std::make_unique<SparseXProbePolicy>(config, options, model.recovery);
 }
 // Ours has computed rows before it chooses, and computes none behind; every other way is the paper's.
-PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap*) {
+PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const Measured&) {
   if (options.choose == "recovered" && (options.recompute.empty() || options.recompute == "none"))
     return std::make_unique<SamKvPolicy>(config, options);
   return std::make_unique<SamKvPaperPolicy>(config, options);
 }
-PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, const HeadClassMap* map) {
-  return std::make_unique<LoopServePolicy>(config, options, map);
+PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
+  return std::make_unique<LoopServePolicy>(config, options, model.head_classes);
 }
 
 constexpr Maker kMakers[] = {
@@ -113,7 +118,8 @@ std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
 
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
                                                                    const ModelConfig& config,
-                                                                   const HeadClassMap* head_classes) {
+                                                                   const HeadClassMap* head_classes,
+                                                                   const RecoveryProfile* recovery) {
   SPLICE_RETURN_IF_ERROR(ValidateReuseOptions(options, config));
   const std::string_view name = methods::ResolvePolicy(options.policy, false, "");
   const methods::Policy* const traits = methods::FindPolicy(name);
@@ -123,13 +129,13 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
     return Errorf(absl::StatusCode::kUnimplemented, "reuse policy '{}' is not served by this build; it has: {}", name,
                   methods::PolicyNames());
   if (traits->needs_full_attention) SPLICE_RETURN_IF_ERROR(CheckFullAttention(name, config));
-  if (!HasHeadClasses(options)) return maker->make(config, options, nullptr);
+  if (!HasHeadClasses(options)) return maker->make(config, options, {.recovery = recovery});
   if (head_classes == nullptr)
     return Errorf(absl::StatusCode::kFailedPrecondition,
                   "reuse policy '{}' needs head classes, and the model has none: make them with splice profile, and "
                   "start the workers with --head-classes",
                   name);
-  return maker->make(config, options, head_classes);
+  return maker->make(config, options, {.head_classes = head_classes, .recovery = recovery});
 }
 
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/engine/model/recovery_profile.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/recovery/reuse_options.h"
 
@@ -18,10 +19,11 @@ bool UsesHeadClasses(const ReuseOptions& options);
 bool RunsWholeSpans(const ReuseOptions& options);
 
 // Makes the policy of a request. Unimplemented: unknown policy; the message lists the known ones. FailedPrecondition:
-// the policy needs head classes. `config` and the map outlive the policy.
+// the policy needs head classes. `config`, the map and the profile outlive the policy.
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,
                                                                    const ModelConfig& config,
-                                                                   const HeadClassMap* head_classes = nullptr);
+                                                                   const HeadClassMap* head_classes = nullptr,
+                                                                   const RecoveryProfile* recovery = nullptr);
 // The errors of MakeRecoveryPolicy, for a decode worker: it reserves no KV for a prompt that a prefill worker of this
 // model would refuse.
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,

@@ -12,6 +12,16 @@
 #include "services/engine/model/weight_source.h"
 
 namespace spl::engine {
+namespace {
+
+// `option` is a path, "none", or "auto": the file of that name in the folder, if it is there.
+std::string FileBeside(const std::string& model_dir, const char* name, const std::string& option) {
+  if (option != "auto") return option;
+  std::string path = (std::filesystem::path(model_dir) / name).string();
+  return std::filesystem::exists(path) ? path : "none";
+}
+
+}  // namespace
 
 using kernels::DType;
 
@@ -279,12 +289,9 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
   };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(config, make_source, devices, options));
   model->fingerprint_ = FolderFingerprint(model->config_, checkpoint);
-  std::string map = options.head_classes;
-  if (map == "auto") {
-    map = (std::filesystem::path(model_dir) / "head_classes.json").string();
-    if (!std::filesystem::exists(map)) map = "none";
-  }
-  SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(map));  // a map names the weights as the folder has them
+  // Both name the weights as the folder has them.
+  SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(FileBeside(model_dir, "head_classes.json", options.head_classes)));
+  SPLICE_RETURN_IF_ERROR(model->LoadRecoveryProfile(FileBeside(model_dir, "recovery.json", options.recovery_profile)));
   if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
   return std::shared_ptr<const Model>(std::move(model));
 }
@@ -309,8 +316,17 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
   } else {
     SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(options.head_classes == "auto" ? "none" : options.head_classes));
   }
+  SPLICE_RETURN_IF_ERROR(
+      model->LoadRecoveryProfile(options.recovery_profile == "auto" ? "none" : options.recovery_profile));
   if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
   return std::shared_ptr<const Model>(std::move(model));
+}
+
+absl::Status Model::LoadRecoveryProfile(const std::string& path) {
+  if (path == "none") return absl::OkStatus();
+  SPLICE_ASSIGN_OR_RETURN(recovery_profile_, RecoveryProfile::Load(path));
+  const absl::Status fits = recovery_profile_->CheckModel(config_.num_layers, fingerprint_);
+  return fits.ok() ? fits : Annotate(fits, path);
 }
 
 absl::Status Model::LoadHeadClasses(const std::string& path) {

@@ -13,6 +13,7 @@
 #include "services/engine/model/head_classes.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/random_weights.h"
+#include "services/engine/model/recovery_profile.h"
 #include "services/engine/model/shard.h"
 
 namespace spl::engine {
@@ -41,6 +42,8 @@ struct ModelOptions {
   // Path of a head_classes.json; "auto": the file beside the model, if there is one; "none". For random weights: a
   // path, or the name of a preset, whose global heads are spread evenly; "auto" is "none".
   std::string head_classes = "auto";
+  // Path of a recovery.json; "auto": the file beside the model, if there is one; "none".
+  std::string recovery_profile = "auto";
   // Quantizes the matrices of the layers to FP8 while they are loaded (quantizing_source.h).
   bool quantize_fp8 = false;
 };
@@ -123,6 +126,9 @@ class Model {
   // Null: there is no map, and methods that need one cannot run.
   const std::shared_ptr<const HeadClassMap>& head_classes() const { return head_classes_; }
 
+  // Null: there is none, and `sparsex` chooses rows by its defaults.
+  const RecoveryProfile* recovery_profile() const { return recovery_profile_ ? &*recovery_profile_ : nullptr; }
+
   // SHA-256 over the parts of the configuration that change results, and over every weight file (or the seed). Part of
   // every chunk key.
   const chunk::Digest& fingerprint() const { return fingerprint_; }
@@ -135,6 +141,7 @@ class Model {
   static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, const MakeSource& make_source,
                                                       const Devices& devices, const ModelOptions& options);
   absl::Status LoadHeadClasses(const std::string& path);
+  absl::Status LoadRecoveryProfile(const std::string& path);
 
   ModelConfig config_;
   kernels::DType weight_dtype_ = kernels::DType::kBF16;
@@ -144,6 +151,7 @@ class Model {
   chunk::Digest fingerprint_{};
   chunk::Digest layout_digest_{};
   std::shared_ptr<const HeadClassMap> head_classes_;
+  std::optional<RecoveryProfile> recovery_profile_;
 };
 
 }  // namespace spl::engine

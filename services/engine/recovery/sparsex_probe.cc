@@ -1,13 +1,35 @@
 #include "services/engine/recovery/sparsex_probe.h"
 
+#include <algorithm>
+
 namespace spl::engine {
+namespace {
+
+int32_t ProbeLayers(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile) {
+  if (options.probe_layers > 0) return options.probe_layers;
+  return profile != nullptr ? profile->probe_layers : config.num_layers;
+}
+
+int32_t ScoreLayers(const ReuseOptions& options, const RecoveryProfile* profile, int32_t probe_layers) {
+  if (options.score_layers > 0) return std::min(options.score_layers, probe_layers);
+  return profile != nullptr && options.probe_layers < 0 ? profile->score_layers : (probe_layers + 1) / 2;
+}
+
+}  // namespace
+
+SparseXProbePolicy::SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options,
+                                       const RecoveryProfile* profile)
+    : SparseXPolicy(config, options),
+      share_(profile != nullptr ? profile->recompute_share : kProbeShare),
+      end_(ProbeLayers(config, options, profile)),
+      scoring_(ScoreLayers(options, profile, end_)) {}
 
 PositionRanges SparseXProbePolicy::Probes(const ReuseLayout& layout) const {
   return UnionOf(layout.fresh(), Tail(layout));
 }
 
 int64_t SparseXProbePolicy::NumProbed(const ReuseLayout& layout) const {
-  return NumChosen(layout, CountOf(Recovered(layout)), kProbeShare);
+  return NumChosen(layout, CountOf(Recovered(layout)), share_);
 }
 
 int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
@@ -17,7 +39,6 @@ int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
 
 void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
-  end_ = options().probe_layers > 0 ? options().probe_layers : config().num_layers;
   probes_ = options().probe_layers > 0 || CostOf(layout) < SparseXPolicy::CostOf(layout);
 }
 
@@ -25,10 +46,9 @@ PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {
   const PositionRanges recovered = Recovered(layout);
   if (!probes_ || recovered.empty()) return SparseXPolicy::FirstReuseStage(layout);
   probed_ = chooses_ = true;
-  const int32_t scoring = options().score_layers > 0 ? options().score_layers : (end_ + 1) / 2;
   PrefillStage stage{.rows = Probes(layout), .layers = {0, end_}, .kv_is_final = false};
   stage.score = {.kind = ScoreKind::kColumnMass,
-                 .layer = end_ - scoring,
+                 .layer = end_ - scoring_,
                  .candidates = recovered,
                  .probes = stage.rows,
                  .pool_radius = options().score_pool,

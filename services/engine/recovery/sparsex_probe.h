@@ -9,6 +9,7 @@
 // the way with fewer rows is taken.
 #pragma once
 
+#include "services/engine/model/recovery_profile.h"
 #include "services/engine/recovery/sparsex.h"
 
 namespace spl::engine {
@@ -19,7 +20,8 @@ class SparseXProbePolicy final : public SparseXPolicy {
   // (docs/results/2026-11-26-probe-on-a-gpu.md).
   static constexpr double kProbeShare = 0.10;
   // REQUIRES: options.probe_layers != 0, options.dense_layers < 0, and the options are valid (ValidateReuseOptions).
-  using SparseXPolicy::SparseXPolicy;
+  // `profile`: what holds for this model where the options say nothing; null: all layers, half of them, kProbeShare.
+  SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile = nullptr);
   int32_t first_cached_layer() const override { return probes_ ? 0 : SparseXPolicy::first_cached_layer(); }
   int32_t probe_layers() const override { return probed_ ? end_ : 0; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
@@ -34,11 +36,12 @@ class SparseXProbePolicy final : public SparseXPolicy {
   PositionRanges Probes(const ReuseLayout& layout) const;
   int64_t NumProbed(const ReuseLayout& layout) const;
 
-  // Known from Prepare on.
-  bool probes_ = true;    // false: dense layers cost less
-  int32_t end_ = 0;       // the probe's layers are [0, end_)
-  bool probed_ = false;   // the prompt has copies that are recovered, and the probe chose
-  bool chooses_ = false;  // the probe was given out, the rows that it chooses were not
+  const double share_;     // of the copies, unless the options name one
+  const int32_t end_;      // the probe's layers are [0, end_)
+  const int32_t scoring_;  // the last of them that score
+  bool probes_ = true;     // known from Prepare on; false: dense layers cost less
+  bool probed_ = false;    // the prompt has copies that are recovered, and the probe chose
+  bool chooses_ = false;   // the probe was given out, the rows that it chooses were not
 };
 
 }  // namespace spl::engine

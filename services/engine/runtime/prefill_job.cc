@@ -131,7 +131,8 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
   SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));
   auto job = std::make_shared<PrefillJob>();
   if (request.prompt_logprobs.has_value()) job->prompt_logprobs.resize(request.tokens.size() - 1);
-  SPLICE_ASSIGN_OR_RETURN(job->policy, MakeRecoveryPolicy(request.reuse, config, model.head_classes().get()));
+  SPLICE_ASSIGN_OR_RETURN(
+      job->policy, MakeRecoveryPolicy(request.reuse, config, model.head_classes().get(), model.recovery_profile()));
   if (request.segments.size() > static_cast<size_t>(job->policy->max_segments()))
     return InvalidArgument("segments has {} entries; reuse policy '{}' takes at most {}", request.segments.size(),
                            job->policy->name(), job->policy->max_segments());
