@@ -8,10 +8,29 @@
 
 namespace spl::kernels {
 
-// kE4M3 is a type of weight matrices only, and comes with scales (gemm/gemm.h).
-enum class DType : uint8_t { kF32, kBF16, kF16, kE4M3 };
+// kE4M3 and kInt4 are types of weight matrices only, and come with scales (gemm/gemm.h).
+enum class DType : uint8_t { kF32, kBF16, kF16, kE4M3, kInt4 };
 
-constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : dtype == DType::kE4M3 ? 1 : 2; }
+constexpr bool IsQuantizedType(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kInt4; }
+
+// Bytes of `count` elements, which is even for kInt4.
+constexpr int64_t DTypeRowBytes(DType dtype, int64_t count) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4 * count;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2 * count;
+    case DType::kE4M3:
+      return count;
+    case DType::kInt4:
+      return count / 2;
+  }
+  return 0;
+}
+
+// Bytes of an element; 0 for kInt4, two of which share a byte.
+constexpr size_t DTypeBytes(DType dtype) { return static_cast<size_t>(DTypeRowBytes(dtype, 1)); }
 
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {
@@ -23,6 +42,8 @@ constexpr std::string_view DTypeName(DType dtype) {
       return "f16";
     case DType::kE4M3:
       return "fp8";
+    case DType::kInt4:
+      return "int4";
   }
   return "?";
 }

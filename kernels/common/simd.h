@@ -56,6 +56,7 @@ SPLICE_INLINE F LoadAs(const void* p, DType dtype, int64_t at, int n) {
       return LoadBf16(static_cast<const bf16*>(p) + at, n);
     case DType::kF16:
     case DType::kE4M3:  // never an activation
+    case DType::kInt4:
       break;
   }
   return LoadF16(static_cast<const uint16_t*>(p) + at, n);

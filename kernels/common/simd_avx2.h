@@ -105,6 +105,16 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
   odd = E4M3ToFloat(_mm256_srli_epi32(words, 8));
 }
 
+// The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
+SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const auto codes = [&](int by) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(words, _mm_cvtsi32_si128(by)), _mm256_set1_epi32(15)));
+  };
+  even = codes(shift);
+  odd = codes(shift + 8);
+}
+
 SPLICE_INLINE void Transpose(F (&r)[8]) {
   F t[8];
   SPLICE_UNROLL

@@ -82,6 +82,16 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
   odd = E4M3ToFloat(_mm512_srli_epi32(words, 8));
 }
 
+// The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
+SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const auto codes = [&](int by) {
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srl_epi32(words, _mm_cvtsi32_si128(by)), _mm512_set1_epi32(15)));
+  };
+  even = codes(shift);
+  odd = codes(shift + 8);
+}
+
 // r[i] lane j  <->  r[j] lane i.
 SPLICE_INLINE void Transpose(F (&r)[16]) {
   F t[16];

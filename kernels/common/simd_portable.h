@@ -88,6 +88,14 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
   }
 }
 
+// The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
+SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {
+  for (int i = 0; i < kLanes; ++i) {
+    even[i] = static_cast<float>(p[2 * i] >> shift & 15);
+    odd[i] = static_cast<float>(p[2 * i + 1] >> shift & 15);
+  }
+}
+
 SPLICE_INLINE void Transpose(F (&r)[4]) {
   const F a = r[0], b = r[1], c = r[2], d = r[3];
   SPLICE_UNROLL

@@ -1,3 +1,5 @@
+#include <string>
+
 #include "kernels/common/status.h"
 #include "kernels/embedding/embedding_validate.h"
 
@@ -7,7 +9,7 @@ absl::Status ValidateGatherRows(const GatherRowsArgs& a) {
   if (a.num_table_rows < 0 || a.width <= 0) {
     return InvalidCall("GatherRows: table [", a.num_table_rows, ", ", a.width, "]");
   }
-  if (a.dtype == DType::kE4M3) return InvalidCall("GatherRows: an fp8 table");
+  if (IsQuantizedType(a.dtype)) return InvalidCall("GatherRows: a table of ", std::string(DTypeName(a.dtype)));
   if (a.ids.empty()) return absl::OkStatus();
   if (a.table == nullptr || a.out.data == nullptr) return InvalidCall("GatherRows: null tensor");
   if (a.table == a.out.data) return InvalidCall("GatherRows: out aliases table");

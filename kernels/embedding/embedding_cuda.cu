@@ -45,6 +45,7 @@ cudaError_t GatherRows(const GatherRowsArgs& a, const int32_t* device_ids, int64
     case DType::kF16:
       return LaunchFrom<__half>(a, device_ids, num_rows, stream);
     case DType::kE4M3:
+    case DType::kInt4:
       break;
   }
   return cudaErrorNotSupported;

@@ -21,6 +21,7 @@ absl::Status GatherRows(const KernelContext&, const GatherRowsArgs& a) {
           *out = HalfToFloat(static_cast<const uint16_t*>(a.table)[at]);
           break;
         case DType::kE4M3:
+        case DType::kInt4:
           break;  // refused above
       }
     }

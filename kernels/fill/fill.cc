@@ -1,5 +1,7 @@
 #include "kernels/fill/fill.h"
 
+#include <string>
+
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
@@ -14,7 +16,7 @@ absl::Status ValidateFillRandom(const FillRandomArgs& a) {
   if (a.step_exponent < -16 || a.step_exponent > 0) {
     return InvalidCall("FillRandom: step_exponent ", a.step_exponent, " is outside [-16, 0]");
   }
-  if (a.dtype == DType::kE4M3) return InvalidCall("FillRandom: fp8 has no fill");
+  if (IsQuantizedType(a.dtype)) return InvalidCall("FillRandom: ", std::string(DTypeName(a.dtype)), " has no fill");
   if (a.count > 0 && a.out == nullptr) return InvalidCall("FillRandom: null tensor");
   return absl::OkStatus();
 }

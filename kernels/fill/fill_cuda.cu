@@ -43,6 +43,7 @@ cudaError_t FillRandom(const FillRandomArgs& a, cudaStream_t stream) {
     case DType::kF16:
       return Launch<__half>(a, stream);
     case DType::kE4M3:
+    case DType::kInt4:
       break;
   }
   return cudaErrorNotSupported;

@@ -33,6 +33,7 @@ absl::Status FillRandom(const KernelContext&, const FillRandomArgs& a) {
         static_cast<uint16_t*>(a.out)[i] = ToHalf(x);
         break;
       case DType::kE4M3:
+      case DType::kInt4:
         break;  // refused above
     }
   }

@@ -12,6 +12,7 @@
 #include "kernels/common/status.h"
 #include "kernels/gemm/gemm_bf16_cpu.h"
 #include "kernels/gemm/gemm_fp8_cpu.h"
+#include "kernels/gemm/gemm_int4_cpu.h"
 #include "kernels/gemm/gemm_isa.h"
 #include "kernels/gemm/gemm_validate.h"
 
@@ -146,6 +147,9 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, Ge
   if (w.dtype == DType::kE4M3) {
     return Fp8Weight::Pack(w, compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && CpuHasBf16Gemm()));
   }
+  if (w.dtype == DType::kInt4) {
+    return Int4Weight::Pack(w, compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && CpuHasBf16Gemm()));
+  }
   if (compute == GemmCompute::kBF16 || (compute == GemmCompute::kAuto && w.dtype == DType::kBF16 && CpuHasBf16Gemm())) {
     return Bf16Weight::Pack(w);
   }
@@ -164,6 +168,7 @@ absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) {
   if (a.num_rows == 0) return absl::OkStatus();
   if (const auto* w = dynamic_cast<const Bf16Weight*>(a.weight)) return RunBf16(ctx, a, *w);
   if (const auto* w = dynamic_cast<const Fp8Weight*>(a.weight)) return RunFp8(ctx, a, *w);
+  if (const auto* w = dynamic_cast<const Int4Weight*>(a.weight)) return RunInt4(ctx, a, *w);
   if (const auto* w = dynamic_cast<const OneDnnWeight*>(a.weight)) return RunOneDnn(ctx, a, *w);
   if (const auto* w = dynamic_cast<const PanelWeight*>(a.weight)) return RunPanels(ctx, a, *w);
   return InvalidCall("Linear: the weight was packed by another backend");

@@ -1,5 +1,5 @@
 // The f32 forms of a CPU weight; gemm_bf16_cpu.h has the bf16 form, gemm_fp8_cpu.h
-// the FP8 form. gemm_cpu.cc chooses between them; tests make any.
+// the FP8 form, gemm_int4_cpu.h the int4 form. gemm_cpu.cc chooses between them; tests make any.
 #pragma once
 
 #include <memory>

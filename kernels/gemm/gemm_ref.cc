@@ -10,7 +10,15 @@ class PlainWeight final : public LinearWeight {
  public:
   explicit PlainWeight(const WeightView& view)
       : LinearWeight(view.out_features, view.in_features), values(view.out_features * view.in_features) {
-    WidenWeight(view, 0, static_cast<int64_t>(values.size()), values.data());
+    if (view.column_order == nullptr) {
+      WidenWeight(view, 0, static_cast<int64_t>(values.size()), values.data());
+      return;
+    }
+    std::vector<float> row(static_cast<size_t>(view.in_features));
+    for (int64_t n = 0; n < view.out_features; ++n) {
+      WidenWeight(view, n * view.in_features, view.in_features, row.data());
+      for (int64_t k = 0; k < view.in_features; ++k) values[n * view.in_features + view.column_order[k]] = row[k];
+    }
   }
 
   std::vector<float> values;  // [out_features, in_features]

@@ -25,15 +25,22 @@ struct GroupedWeightView {
   int32_t num_experts = 0;
   int64_t out_features = 0;
   int64_t in_features = 0;
-  const float* scales = nullptr;  // kE4M3: [num_experts, out_features, groups], as WeightView's; in host memory
+  const float* scales = nullptr;  // kE4M3, kInt4: [num_experts, out_features, groups], as WeightView's
   int64_t scale_group = 0;
+  const uint8_t* zeros = nullptr;  // kInt4: [num_experts, out_features, groups], as WeightView's; or null
 
   // The weight of one expert.
   WeightView expert(int32_t e) const {
-    const int64_t bytes = out_features * in_features * static_cast<int64_t>(DTypeBytes(dtype));
-    WeightView view{
-        static_cast<const unsigned char*>(data) + e * bytes, dtype, out_features, in_features, scales, scale_group};
+    const int64_t bytes = out_features * DTypeRowBytes(dtype, in_features);
+    WeightView view{static_cast<const unsigned char*>(data) + e * bytes,
+                    dtype,
+                    out_features,
+                    in_features,
+                    scales,
+                    scale_group,
+                    zeros};
     if (scales != nullptr) view.scales += e * out_features * view.num_scale_groups();
+    if (zeros != nullptr) view.zeros += e * out_features * view.num_scale_groups();
     return view;
   }
 };
