@@ -33,10 +33,12 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
 }
 
 void AddQuantizeFlag(CLI::App& app, ModelSource& source) {
-  app.add_option("--quantize", source.quantize,
-                 "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel; "
-                 "activations stay as they are), or none. Folders in FP8 need no flag")
-      ->check(CLI::IsMember({"none", "fp8"}))
+  app.add_option(
+         "--quantize", source.quantize,
+         "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel; "
+         "activations stay as they are), int4 (a scale per output channel and 128 columns), or none. Folders in "
+         "FP8 or int4 need no flag")
+      ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();
 }
 
@@ -50,9 +52,9 @@ void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_he
 
 namespace {
 
-// Says what is in FP8, and that activations are not.
+// Says what is quantized, and that activations are not.
 void LogQuantization(const engine::Model& model) {
-  if (model.weight_dtype() != kernels::DType::kE4M3) return;
+  if (!kernels::IsQuantizedType(model.weight_dtype())) return;
   const engine::WeightQuantization& folder = model.config().quantization;
   log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
             log::F("format", folder.quantized() ? folder.method : "--quantize"),
@@ -276,7 +278,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
     options.kv_dtype = kernels::DType::kBF16;
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
-  options.quantize_fp8 = source.quantize == "fp8";
+  options.quantize = engine::QuantizeToFromName(source.quantize);
   SPLICE_ASSIGN_OR_RETURN(auto model, source.random_weights.empty()
                                           ? engine::Model::Load(dir, devices, options)
                                           : engine::Model::LoadRandom(random, devices, options));

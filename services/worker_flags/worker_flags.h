@@ -29,7 +29,7 @@ struct ModelSource {
   std::string random_weights;             // "SHAPE[:SEED]", see services/engine/model/random_weights.h
   std::string head_classes = "auto";      // ModelOptions::head_classes
   std::string recovery_profile = "auto";  // ModelOptions::recovery_profile
-  std::string quantize = "none";          // "none" or "fp8", ModelOptions::quantize_fp8
+  std::string quantize = "none";          // "none", "fp8" or "int4", ModelOptions::quantize
 };
 
 inline constexpr char kNoAsyncSchedulingHelp[] =

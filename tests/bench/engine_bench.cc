@@ -107,11 +107,13 @@ absl::Status RunBench(const Flags& flags) {
   const kernels::Backend* const backend = devices[0].get();
   SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
   const auto load_start = Clock::now();
-  SPLICE_ASSIGN_OR_RETURN(const auto model,
-                          engine::Model::LoadRandom(random, devices, {.quantize_fp8 = flags.quantize == "fp8"}));
+  SPLICE_ASSIGN_OR_RETURN(
+      const auto model,
+      engine::Model::LoadRandom(random, devices, {.quantize = engine::QuantizeToFromName(flags.quantize)}));
   const engine::ModelConfig& c = model->config();
   const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
-  const size_t layer_element = flags.quantize == "fp8" ? kernels::DTypeBytes(model->weight_dtype()) : element;
+  const kernels::DType layer_dtype =
+      kernels::IsQuantizedType(model->weight_dtype()) ? model->weight_dtype() : backend->activation_dtype(c.dtype);
   fmt::print("{}, {} ranks\nmodel {}: {} layers in {}, made in {:.1f} s\n", backend->description(), flags.tp, c.name,
              c.num_layers, kernels::DTypeName(model->weight_dtype()), Seconds(load_start));
   SPLICE_ASSIGN_OR_RETURN(const double bandwidth, CopyRate(*backend));
@@ -231,7 +233,7 @@ absl::Status RunBench(const Flags& flags) {
         }
         joins.push_back(Median(of_joining));
       }
-      const double weights = static_cast<double>(LinearWeights(c)) * static_cast<double>(layer_element) +
+      const double weights = static_cast<double>(kernels::DTypeRowBytes(layer_dtype, LinearWeights(c))) +
                              static_cast<double>(int64_t{c.vocab_size} * c.hidden_size) * static_cast<double>(element);
       const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
                               static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
@@ -267,8 +269,8 @@ int main(int argc, char** argv) {
   CLI::App app("Times prompts and decode steps of a model of a real shape with random weights, in process.");
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
-  app.add_option("--quantize", flags.quantize, "fp8: the layers' matrices in FP8; none")
-      ->check(CLI::IsMember({"none", "fp8"}))
+  app.add_option("--quantize", flags.quantize, "fp8, int4: the layers' matrices in that type; none")
+      ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();
   app.add_option("--tp", flags.tp, "ranks, on GPUs from the first on; floors are divided by it")
       ->check(CLI::IsMember({1, 2, 4, 8}))

@@ -7,11 +7,8 @@
 
 #include "kernels/common/e4m3.h"
 #include "services/base/status.h"
-#include "services/engine/model/weight_source.h"
 
 namespace spl::engine {
-
-bool IsQuantizedMatrix(const std::string& name) { return name.ends_with("_proj.weight"); }
 
 absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* codes) {
   float largest = 0;
@@ -29,24 +26,12 @@ absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* c
 
 absl::Status QuantizeRows(kernels::ThreadPool& pool, const FloatMatrix& matrix, const Range& columns, uint8_t* codes,
                           float* scales) {
-  std::vector<absl::Status> refused(static_cast<size_t>(matrix.num_rows));
-  pool.ParallelFor(matrix.num_rows, [&](int64_t row, int) {
-    std::vector<float> values(static_cast<size_t>(matrix.width));
-    for (int64_t i = 0; i < matrix.width; ++i)
-      values[i] = ElementAsFloat(matrix.data, matrix.dtype, row * matrix.width + i);
+  return ForEachRow(pool, matrix, [&](int64_t row, std::span<const float> values) -> absl::Status {
     std::vector<uint8_t> of_row(static_cast<size_t>(matrix.width));
-    const absl::StatusOr<float> scale = QuantizeRow(values.data(), matrix.width, of_row.data());
-    if (!scale.ok()) {
-      refused[row] = scale.status();
-      return;
-    }
-    scales[row] = *scale;
+    SPLICE_ASSIGN_OR_RETURN(scales[row], QuantizeRow(values.data(), matrix.width, of_row.data()));
     std::memcpy(codes + row * columns.size(), of_row.data() + columns.begin, static_cast<size_t>(columns.size()));
+    return absl::OkStatus();
   });
-  for (int64_t row = 0; row < matrix.num_rows; ++row) {
-    if (!refused[row].ok()) return Annotate(refused[row], fmt::format("row {}", row));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace spl::engine

@@ -1,33 +1,19 @@
 // Rounds matrices to FP8 e4m3 with one scale for each row: what --quantize fp8 and splice quantize do.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/common/dtype.h"
 #include "kernels/common/thread_pool.h"
+#include "services/engine/model/float_matrix.h"
 #include "services/engine/model/shard.h"
 
 namespace spl::engine {
 
-// True for the matrices of attention, feed-forward and experts. Embedding, head and routers keep their type, as in
-// published FP8 folders.
-bool IsQuantizedMatrix(const std::string& name);
-
 // Quantizes `count` values of a row: scale = largest magnitude / 448 (1 for a row of zeros), codes rounded to nearest
 // even. Returns the scale. InvalidArgument: a value is NaN or infinite, or the scale is 0 in f32.
 absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* codes);
-
-// Row-major values on the host, f32, bf16 or f16; `data` may be unaligned.
-struct FloatMatrix {
-  const std::byte* data = nullptr;
-  kernels::DType dtype = kernels::DType::kF32;
-  int64_t num_rows = 0;
-  int64_t width = 0;
-};
 
 // Quantizes all rows in their whole width, and writes `columns` of them to `codes` [num_rows, columns.size()] and their
 // scales to `scales` [num_rows]. InvalidArgument names the first row that QuantizeRow refuses.

@@ -25,6 +25,13 @@ std::string FileBeside(const std::string& model_dir, const char* name, const std
 
 using kernels::DType;
 
+namespace {
+
+// A type of weights, as messages say it.
+std::string_view TypeName(DType dtype) { return dtype == DType::kE4M3 ? "FP8" : kernels::DTypeName(dtype); }
+
+}  // namespace
+
 // Builds one rank's part of a model, tensor by tensor. For one use.
 class ModelLoader {
  public:
@@ -57,11 +64,12 @@ class ModelLoader {
     const std::string name = "model.embed_tokens.weight";
     const MatrixPart whole = MatrixPart::Whole(name, c.vocab_size, c.hidden_size);
     SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(name, whole.shape()));
-    if (type.dtype == DType::kE4M3) return InvalidArgument("tensor '{}': an embedding in FP8 is not supported", name);
+    if (kernels::IsQuantizedType(type.dtype))
+      return InvalidArgument("tensor '{}': an embedding in {} is not supported", name, TypeName(type.dtype));
     model_.embedding_dtype_ = type.dtype;
     SPLICE_ASSIGN_OR_RETURN(model_.embedding_, model_.backend_->Allocate(kernels::DTypeBytes(model_.embedding_dtype_) *
                                                                          c.vocab_size * c.hidden_size));
-    std::vector<float> no_scales;
+    MatrixScales no_scales;
     return source_.Write(whole, model_.embedding_->data(), no_scales);
   }
 
@@ -135,11 +143,13 @@ class ModelLoader {
   struct Stacked {
     std::unique_ptr<kernels::Buffer> data;
     MatrixType type;
-    std::vector<float> scales;  // FP8: [rows, groups]
+    MatrixScales scales;
     int64_t rows = 0;
     int64_t width = 0;
 
-    const float* scales_or_null() const { return scales.empty() ? nullptr : scales.data(); }
+    const float* scales_or_null() const { return scales.scales.empty() ? nullptr : scales.scales.data(); }
+    const uint8_t* zeros_or_null() const { return scales.zeros.empty() ? nullptr : scales.zeros.data(); }
+    const int32_t* order_or_null() const { return scales.column_order.empty() ? nullptr : scales.column_order.data(); }
   };
   absl::StatusOr<Stacked> Stack(const std::vector<MatrixPart>& parts) {
     Stacked stacked{.width = parts[0].columns.size()};
@@ -150,11 +160,15 @@ class ModelLoader {
       stacked.type = type;
       stacked.rows += part.rows.size();
     }
-    const int64_t row_bytes = stacked.width * static_cast<int64_t>(kernels::DTypeBytes(stacked.type.dtype));
+    const int64_t row_bytes = kernels::DTypeRowBytes(stacked.type.dtype, stacked.width);
     SPLICE_ASSIGN_OR_RETURN(stacked.data, model_.backend_->Allocate(stacked.rows * row_bytes));
     auto* to = static_cast<std::byte*>(stacked.data->data());
     for (const MatrixPart& part : parts) {
+      const std::vector<int32_t> order = std::move(stacked.scales.column_order);
       SPLICE_RETURN_IF_ERROR(source_.Write(part, to, stacked.scales));
+      if (&part != &parts[0] && stacked.scales.column_order != order)
+        return InvalidArgument("tensors '{}' and '{}' differ in the order of their columns (g_idx)", parts[0].name,
+                               part.name);
       to += part.rows.size() * row_bytes;
     }
     return stacked;
@@ -166,26 +180,32 @@ class ModelLoader {
                                                                   .out_features = stacked.rows,
                                                                   .in_features = stacked.width,
                                                                   .scales = stacked.scales_or_null(),
-                                                                  .scale_group = stacked.type.scale_group});
+                                                                  .scale_group = stacked.type.scale_group,
+                                                                  .zeros = stacked.zeros_or_null(),
+                                                                  .column_order = stacked.order_or_null()});
   }
 
   // Every expert has the same number of tensors, all of one shape.
   absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
     SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(parts[0].name, parts[0].shape()));
-    if (type.dtype == DType::kE4M3 && !model_.backend_->host_memory())
+    if (kernels::IsQuantizedType(type.dtype) && !model_.backend_->host_memory())
       return Errorf(
           absl::StatusCode::kUnimplemented,
-          "tensor '{}': experts in FP8 run on the CPU alone; on {} take the model in bf16, without --quantize, "
+          "tensor '{}': experts in {} run on the CPU alone; on {} take the model in bf16, without --quantize, "
           "or --backend cpu",
-          parts[0].name, model_.backend_->name());
+          parts[0].name, TypeName(type.dtype), model_.backend_->name());
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
+    if (stacked.order_or_null() != nullptr)
+      return Errorf(absl::StatusCode::kUnimplemented, "tensor '{}': experts with act-order (g_idx) are not supported",
+                    parts[0].name);
     const int32_t experts = config_.moe.num_experts;
     return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
                                                                    .num_experts = experts,
                                                                    .out_features = stacked.rows / experts,
                                                                    .in_features = stacked.width,
                                                                    .scales = stacked.scales_or_null(),
-                                                                   .scale_group = stacked.type.scale_group});
+                                                                   .scale_group = stacked.type.scale_group,
+                                                                   .zeros = stacked.zeros_or_null()});
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
@@ -245,12 +265,14 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   const ModelConfig& c = model->config_;
   model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
   if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
-  model->weight_dtype_ = options.quantize_fp8 || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
-  model->weights_name_ = options.quantize_fp8 ? Fp8WeightsName(ScaleSharing::kChannel) : c.weights_name();
-  if (model->weight_dtype_ == DType::kE4M3 && !devices[0]->host_memory() &&
+  const bool at_load = options.quantize != QuantizeTo::kNone;
+  const bool int4 = at_load ? options.quantize == QuantizeTo::kInt4 : c.quantization.is_int4();
+  model->weight_dtype_ = int4 ? DType::kInt4 : at_load || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
+  model->weights_name_ = at_load ? QuantizedWeightsName(options.quantize) : c.weights_name();
+  if (kernels::IsQuantizedType(model->weight_dtype_) && !devices[0]->host_memory() &&
       devices[0]->activation_dtype(c.dtype) != DType::kBF16)
-    return Errorf(absl::StatusCode::kUnimplemented, "model '{}': FP8 weights beside {} need bf16 activations on {}",
-                  c.name, kernels::DTypeName(c.dtype), devices[0]->name());
+    return Errorf(absl::StatusCode::kUnimplemented, "model '{}': {} weights beside {} need bf16 activations on {}",
+                  c.name, TypeName(model->weight_dtype_), kernels::DTypeName(c.dtype), devices[0]->name());
   const int num_ranks = static_cast<int>(devices.size());
   SPLICE_RETURN_IF_ERROR(ValidateNumRanks(c, num_ranks));
   for (int r = 0; r < num_ranks; ++r)
@@ -259,7 +281,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   std::vector<absl::Status> loaded(num_ranks);
   const auto load = [&](int r) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(auto source, make_source(*devices[r]));
-    if (options.quantize_fp8) source = MakeQuantizingSource(std::move(source), *devices[r]);
+    if (at_load) source = MakeQuantizingSource(std::move(source), *devices[r], options.quantize);
     return ModelLoader(c, *model->ranks_[r], *source).Load();
   };
   std::vector<std::thread> threads;
@@ -280,7 +302,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
 absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& model_dir, const Devices& devices,
                                                          const ModelOptions& options) {
   SPLICE_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(model_dir));
-  if (options.quantize_fp8 && config.quantization.quantized())
+  if (options.quantize != QuantizeTo::kNone && config.quantization.quantized())
     return InvalidArgument("{}: --quantize, but the weights are quantized already ({})", model_dir,
                            config.quantization.method);
   SPLICE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(model_dir));
@@ -292,7 +314,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
   // Both name the weights as the folder has them.
   SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(FileBeside(model_dir, "head_classes.json", options.head_classes)));
   SPLICE_RETURN_IF_ERROR(model->LoadRecoveryProfile(FileBeside(model_dir, "recovery.json", options.recovery_profile)));
-  if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
+  if (options.quantize != QuantizeTo::kNone)
+    model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
   return std::shared_ptr<const Model>(std::move(model));
 }
 
@@ -305,7 +328,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
 absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel& random, const Devices& devices,
                                                                const ModelOptions& options) {
   if (random.config.quantization.quantized())
-    return InvalidArgument("random weights: '{}' has a quantization_config; take it out, and ask for --quantize fp8",
+    return InvalidArgument("random weights: '{}' has a quantization_config; take it out, and ask for --quantize",
                            random.config.name);
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
   SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
@@ -318,7 +341,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
   }
   SPLICE_RETURN_IF_ERROR(
       model->LoadRecoveryProfile(options.recovery_profile == "auto" ? "none" : options.recovery_profile));
-  if (options.quantize_fp8) model->fingerprint_ = QuantizedFingerprint(model->fingerprint_);
+  if (options.quantize != QuantizeTo::kNone)
+    model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
   return std::shared_ptr<const Model>(std::move(model));
 }
 

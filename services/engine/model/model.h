@@ -44,8 +44,8 @@ struct ModelOptions {
   std::string head_classes = "auto";
   // Path of a recovery.json; "auto": the file beside the model, if there is one; "none".
   std::string recovery_profile = "auto";
-  // Quantizes the matrices of the layers to FP8 while they are loaded (quantizing_source.h).
-  bool quantize_fp8 = false;
+  // Quantizes the matrices of the layers while they are loaded (quantizing_source.h).
+  QuantizeTo quantize = QuantizeTo::kNone;
 };
 
 // The devices that a model runs on, one per rank, all of one kind. More than one means tensor parallelism (shard.h).
@@ -116,9 +116,9 @@ class Model {
   // The backend of rank 0. All devices are of one kind, so that its properties are those of all.
   const kernels::Backend& backend() const { return ranks_[0]->backend(); }
   std::vector<const kernels::Backend*> backends() const;  // [num_ranks()]
-  // Type of the matrices of the layers: that of the configuration, or kE4M3.
+  // Type of the matrices of the layers: that of the configuration, kE4M3 or kInt4.
   kernels::DType weight_dtype() const { return weight_dtype_; }
-  // The same with what shares a scale, as ModelConfig::weights_name; --quantize fp8 makes "fp8-e4m3-channel".
+  // The same with what shares a scale, as ModelConfig::weights_name; for --quantize: QuantizedWeightsName.
   const std::string& weights_name() const { return weights_name_; }
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;

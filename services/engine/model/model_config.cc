@@ -230,6 +230,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
     c.max_positions = std::max(c.max_positions, static_cast<int32_t>(stretched));
   }
   SPLICE_ASSIGN_OR_RETURN(c.dtype, ParseDType(f));
+  if (c.quantization.is_int4() && c.dtype == kernels::DType::kF16) c.dtype = kernels::DType::kBF16;
   if (const auto eos = root.find("eos_token_id"); eos != root.end() && !eos->is_null()) {
     const auto ids = ParseIds(*eos);
     if (!ids) return FieldError(source_name + ": eos_token_id", "must be an id or a list of ids");
@@ -240,6 +241,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& config_json, con
 }
 
 std::string ModelConfig::weights_name() const {
+  if (quantization.is_int4()) return Int4WeightsName(quantization.group);
   return quantization.quantized() ? Fp8WeightsName(quantization.sharing) : std::string(kernels::DTypeName(dtype));
 }
 

@@ -57,14 +57,15 @@ struct ModelConfig {
   // [num_layers]: in a layer with window w > 0, query i sees key j iff j <= i and i - j < w. Empty, or 0 for a layer:
   // it sees everything.
   std::vector<int32_t> sliding_windows;
-  kernels::DType dtype = kernels::DType::kBF16;  // type of the weights that are not quantized
+  kernels::DType dtype = kernels::DType::kBF16;  // type of the weights that are not quantized; beside int4 not kF16
   WeightQuantization quantization;
   std::vector<int32_t> eos_ids;  // generation ends at any of these
 
   int32_t q_size() const { return num_qo_heads * head_dim; }
   int32_t kv_size() const { return num_kv_heads * head_dim; }
   bool is_moe_layer(int32_t layer) const;
-  // Type of the layers' matrices in the folder, for people and programs: "bf16", "f16", "f32", or Fp8WeightsName.
+  // Type of the layers' matrices in the folder, for people and programs: "bf16", "f16", "f32", Fp8WeightsName or
+  // Int4WeightsName.
   std::string weights_name() const;
   // Visibility that the model itself gives every head of `layer`. Exact prefill and dense decode use it.
   kernels::HeadVisibility visibility(int32_t layer) const;

@@ -29,7 +29,10 @@ std::string ConfigIdentity(const ModelConfig& c) {
     identity +=
         fmt::format("|moe:{}:{}:{}:{}:{}:{}", c.moe.num_experts, c.moe.num_experts_per_token, c.moe.intermediate_size,
                     c.moe.renormalize, c.moe.sparse_step, fmt::join(c.moe.dense_layers, ","));
-  if (c.quantization.quantized())
+  if (c.quantization.is_int4())
+    identity += fmt::format("|int4:{}:{}:{}:{}", static_cast<int>(c.quantization.int4), c.quantization.group,
+                            c.quantization.zero_points, c.quantization.zeros_less_one);
+  else if (c.quantization.quantized())
     identity += fmt::format("|quantization:{}:{}", c.quantization.scale_suffix, c.quantization.blocks());
   return identity;
 }
@@ -51,8 +54,8 @@ chunk::Digest RandomFingerprint(const RandomModel& random) {
                                    kernels::DTypeName(random.config.dtype)));
 }
 
-chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights) {
-  return chunk::Sha256("splice-quantized-fp8-1|" +
+chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to) {
+  return chunk::Sha256((to == QuantizeTo::kInt4 ? "splice-quantized-int4-1|" : "splice-quantized-fp8-1|") +
                        std::string(reinterpret_cast<const char*>(of_weights.data()), of_weights.size()));
 }
 

@@ -15,7 +15,7 @@ chunk::Digest FolderFingerprint(const ModelConfig& config, const Checkpoint& che
 // Over the configuration and the seed.
 chunk::Digest RandomFingerprint(const RandomModel& random);
 // Fingerprint of a model whose weights are quantized at load, from that of the weights as they are.
-chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights);
+chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to);
 // Over everything that gives a page's bytes their meaning.
 chunk::Digest LayoutDigest(const ModelConfig& config, kernels::DType kv_dtype);
 

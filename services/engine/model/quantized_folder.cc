@@ -9,10 +9,12 @@
 #include <system_error>
 #include <thread>
 
+#include "kernels/common/ceil_div.h"
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/fp8_quantization.h"
 #include "services/engine/model/head_classes.h"
+#include "services/engine/model/int4_quantization.h"
 #include "services/engine/model/model_config.h"
 #include "services/engine/model/model_identity.h"
 
@@ -54,8 +56,9 @@ absl::StatusOr<kernels::DType> FloatType(const std::string& name, const TensorVi
 // Writes the shards one after the other, and remembers what the index and the configuration say about them.
 class ShardWriter {
  public:
-  ShardWriter(const Checkpoint& checkpoint, const std::function<void(const QuantizedFolderProgress&)>& progress)
-      : checkpoint_(checkpoint), progress_(progress) {
+  ShardWriter(const Checkpoint& checkpoint, QuantizeTo to,
+              const std::function<void(const QuantizedFolderProgress&)>& progress)
+      : checkpoint_(checkpoint), to_(to), progress_(progress) {
     for (const auto& file : checkpoint.files()) {
       for (const auto& [name, tensor] : file->tensors()) at_.total_bytes += tensor.bytes;
     }
@@ -89,7 +92,7 @@ class ShardWriter {
     std::vector<NamedTensor> out;
     for (const auto& [name, tensor] : file.tensors()) {
       if (tensor.shape.size() == 2 && IsQuantizedMatrix(name)) {
-        SPLICE_RETURN_IF_ERROR(AddQuantized(name, tensor, out));
+        SPLICE_RETURN_IF_ERROR(to_ == QuantizeTo::kInt4 ? AddInt4(name, tensor, out) : AddFp8(name, tensor, out));
       } else {
         AddUnchanged(name, tensor, out);
       }
@@ -113,7 +116,7 @@ class ShardWriter {
   }
 
   // Adds the codes, and behind them the scales that were made with them.
-  absl::Status AddQuantized(const std::string& name, const TensorView& tensor, std::vector<NamedTensor>& out) {
+  absl::Status AddFp8(const std::string& name, const TensorView& tensor, std::vector<NamedTensor>& out) {
     SPLICE_ASSIGN_OR_RETURN(const kernels::DType dtype, FloatType(name, tensor));
     const FloatMatrix matrix{tensor.data, dtype, tensor.shape[0], tensor.shape[1]};
     const auto scales = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(matrix.num_rows) * sizeof(float));
@@ -136,12 +139,54 @@ class ShardWriter {
     return absl::OkStatus();
   }
 
+  // The same in the layout of int4_matrix.h: words of eight codes are four bytes of two.
+  absl::Status AddInt4(const std::string& name, const TensorView& tensor, std::vector<NamedTensor>& out) {
+    SPLICE_ASSIGN_OR_RETURN(const kernels::DType dtype, FloatType(name, tensor));
+    const FloatMatrix matrix{tensor.data, dtype, tensor.shape[0], tensor.shape[1]};
+    const int64_t groups = kernels::CeilDiv(matrix.width, kInt4Group);
+    const auto scales = std::make_shared<std::vector<float>>(static_cast<size_t>(matrix.num_rows * groups));
+    const auto make_codes = [this, name, matrix, scales,
+                             bytes = tensor.bytes]() -> absl::StatusOr<std::vector<std::byte>> {
+      std::vector<std::byte> codes(static_cast<size_t>(matrix.num_rows * matrix.width / 2));
+      SPLICE_RETURN_IF_ERROR(Annotate(
+          QuantizeInt4Rows(pool_, matrix, {0, matrix.width}, reinterpret_cast<uint8_t*>(codes.data()), scales->data()),
+          fmt::format("tensor '{}'", name)));
+      Advance(bytes);
+      return codes;
+    };
+    const auto make_scales = [scales]() -> absl::StatusOr<std::vector<std::byte>> {
+      std::vector<std::byte> bytes(scales->size() * sizeof(kernels::bf16));
+      for (size_t i = 0; i < scales->size(); ++i) {
+        const kernels::bf16 scale = kernels::ToBf16((*scales)[i]);  // exact
+        std::memcpy(bytes.data() + i * sizeof(scale), &scale, sizeof(scale));
+      }
+      return bytes;
+    };
+    const auto make_shape = [shape = tensor.shape]() -> absl::StatusOr<std::vector<std::byte>> {
+      std::vector<std::byte> bytes(2 * sizeof(int64_t));
+      std::memcpy(bytes.data(), shape.data(), bytes.size());
+      return bytes;
+    };
+    out.push_back({.name = name + "_packed",
+                   .type = TensorType::kI32,
+                   .shape = {matrix.num_rows, matrix.width / 8},
+                   .make = make_codes});
+    out.push_back({.name = name + kScaleSuffix,
+                   .type = TensorType::kBF16,
+                   .shape = {matrix.num_rows, groups},
+                   .make = make_scales});
+    out.push_back({.name = name + "_shape", .type = TensorType::kI64, .shape = {2}, .make = make_shape});
+    ++result_.num_quantized;
+    return absl::OkStatus();
+  }
+
   void Advance(uint64_t bytes) {
     at_.done_bytes += bytes;
     if (progress_ != nullptr) progress_(at_);
   }
 
   const Checkpoint& checkpoint_;
+  const QuantizeTo to_;
   const std::function<void(const QuantizedFolderProgress&)>& progress_;
   kernels::ThreadPool pool_{std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
   QuantizedFolderProgress at_;
@@ -150,32 +195,37 @@ class ShardWriter {
   ordered_json weight_map_ = ordered_json::object();
 };
 
-// The value of "quantization_config". Engines that quantize activations do it for each token, as for other folders of
-// this layout; Splice does not.
-ordered_json QuantizationConfig(std::vector<std::string> ignore) {
+// The value of "quantization_config". Engines that quantize activations of FP8 folders do it for each token, as for
+// other folders of this layout; Splice does not.
+ordered_json QuantizationConfig(QuantizeTo to, std::vector<std::string> ignore) {
   if (std::find(ignore.begin(), ignore.end(), "lm_head") == ignore.end()) ignore.push_back("lm_head");
   const auto fp8 = [](const char* strategy, bool dynamic) {
     return ordered_json{
         {"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"strategy", strategy}, {"dynamic", dynamic}};
   };
+  const bool int4 = to == QuantizeTo::kInt4;
+  const ordered_json int4_weights{
+      {"num_bits", 4},    {"type", "int"},      {"symmetric", true}, {"strategy", "group"}, {"group_size", kInt4Group},
+      {"dynamic", false}, {"actorder", nullptr}};
   return {{"quant_method", "compressed-tensors"},
-          {"format", "float-quantized"},
+          {"format", int4 ? "pack-quantized" : "float-quantized"},
           {"quantization_status", "compressed"},
           {"kv_cache_scheme", nullptr},
           {"ignore", std::move(ignore)},
           {"config_groups",
            {{"group_0",
              {{"targets", ordered_json::array({"Linear"})},
-              {"weights", fp8("channel", false)},
-              {"input_activations", fp8("token", true)},
+              {"weights", int4 ? int4_weights : fp8("channel", false)},
+              {"input_activations", int4 ? ordered_json(nullptr) : fp8("token", true)},
               {"output_activations", nullptr}}}}}};
 }
 
-absl::Status WriteConfig(const fs::path& from, const fs::path& to, const std::vector<std::string>& unquantized) {
+absl::Status WriteConfig(const fs::path& from, const fs::path& to, QuantizeTo format,
+                         const std::vector<std::string>& unquantized) {
   std::ifstream in(from / kConfig, std::ios::binary);
   ordered_json config = ordered_json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return InvalidArgument("{}: not a JSON object", (from / kConfig).string());
-  config["quantization_config"] = QuantizationConfig(unquantized);
+  config["quantization_config"] = QuantizationConfig(format, unquantized);
   return WriteText(to / kConfig, config.dump(2) + "\n");
 }
 
@@ -212,13 +262,13 @@ absl::Status WriteHeadClasses(const fs::path& from, const fs::path& to) {
   return WriteText(to / kHeadClasses, map.ToJson());
 }
 
-absl::StatusOr<QuantizedFolder> WriteFiles(const fs::path& from, const fs::path& to,
+absl::StatusOr<QuantizedFolder> WriteFiles(const fs::path& from, const fs::path& to, QuantizeTo format,
                                            const std::function<void(const QuantizedFolderProgress&)>& progress) {
   SPLICE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(from.string()));
-  ShardWriter shards(checkpoint, progress);
+  ShardWriter shards(checkpoint, format, progress);
   SPLICE_RETURN_IF_ERROR(shards.Write(to));
   if (fs::exists(from / kIndex)) SPLICE_RETURN_IF_ERROR(WriteText(to / kIndex, shards.Index().dump(2) + "\n"));
-  SPLICE_RETURN_IF_ERROR(WriteConfig(from, to, shards.unquantized()));
+  SPLICE_RETURN_IF_ERROR(WriteConfig(from, to, format, shards.unquantized()));
   QuantizedFolder folder = shards.result();
   SPLICE_RETURN_IF_ERROR(CopyFiles(from, to, folder.copied));
   SPLICE_RETURN_IF_ERROR(WriteHeadClasses(from, to));
@@ -228,7 +278,7 @@ absl::StatusOr<QuantizedFolder> WriteFiles(const fs::path& from, const fs::path&
 }  // namespace
 
 absl::StatusOr<QuantizedFolder> WriteQuantizedFolder(
-    const std::string& model_dir, const std::string& out_dir,
+    const std::string& model_dir, const std::string& out_dir, QuantizeTo to,
     const std::function<void(const QuantizedFolderProgress&)>& progress) {
   SPLICE_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(model_dir));
   if (config.quantization.quantized())
@@ -244,7 +294,7 @@ absl::StatusOr<QuantizedFolder> WriteQuantizedFolder(
   std::error_code error;
   fs::create_directories(partial, error);
   if (error) return FileError(partial, "cannot be made", error);
-  absl::StatusOr<QuantizedFolder> folder = WriteFiles(model_dir, partial, progress);
+  absl::StatusOr<QuantizedFolder> folder = WriteFiles(model_dir, partial, to, progress);
   if (folder.ok()) {
     fs::rename(partial, out, error);
     if (!error) return folder;

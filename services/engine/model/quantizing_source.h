@@ -1,4 +1,4 @@
-// Quantizes the matrices of another source to FP8 while a model is loaded (--quantize fp8).
+// Quantizes the matrices of another source while a model is loaded (--quantize).
 #pragma once
 
 #include <memory>
@@ -8,10 +8,11 @@
 
 namespace spl::engine {
 
-// The result has a scale for each row of the whole matrix, so that the number of ranks changes no value. Quantizes on
-// the host, on all of its cores. `backend` must outlive the source. InvalidArgument from TypeOf: the inner matrix is
-// FP8 already.
-std::unique_ptr<WeightSource> MakeQuantizingSource(std::unique_ptr<WeightSource> inner,
-                                                   const kernels::Backend& backend);
+// To FP8: a scale for each row of the whole matrix (fp8_quantization.h). To int4: one for each row and group of columns
+// (int4_quantization.h). The number of ranks changes no value. Quantizes on the host, on all of its cores. `backend`
+// must outlive the source. InvalidArgument from TypeOf: the inner matrix is quantized already; from Write: with int4, a
+// rank's columns cut a group. REQUIRES: `to` is not kNone.
+std::unique_ptr<WeightSource> MakeQuantizingSource(std::unique_ptr<WeightSource> inner, const kernels::Backend& backend,
+                                                   QuantizeTo to);
 
 }  // namespace spl::engine

@@ -92,7 +92,7 @@ class RandomSource final : public WeightSource {
     return MatrixType{.dtype = dtype_};
   }
 
-  absl::Status Write(const MatrixPart& part, void* device, std::vector<float>&) override {
+  absl::Status Write(const MatrixPart& part, void* device, MatrixScales&) override {
     kernels::FillRandomArgs args{.out = device,
                                  .dtype = dtype_,
                                  .count = part.count(),

@@ -3,20 +3,13 @@
 #include "services/base/json_object_reader.h"
 #include "services/base/json_parser.h"
 #include "services/base/status.h"
+#include "services/engine/model/int4_formats.h"
 
 namespace spl::engine {
 namespace {
 
 using nlohmann::json;
 using Fields = JsonObjectReader<json>;
-
-absl::Status NotSupported(const std::string& source, const std::string& format) {
-  return Errorf(
-      absl::StatusCode::kUnimplemented,
-      "{}: quantization '{}' is not supported (FP8 e4m3 weights of compressed-tensors, modelopt and fp8, with "
-      "scales per tensor, per channel or for blocks of {} x {})",
-      source, format, kScaleBlock, kScaleBlock);
-}
 
 bool IsScaleBlock(const json& block) {
   return block.is_array() && block.size() == 2 && block[0] == kScaleBlock && block[1] == kScaleBlock;
@@ -33,16 +26,19 @@ absl::Status ParseGroup(const std::string& name, const json& group, const std::s
   const bool dynamic = f.BoolOr("dynamic", false);
   SPLICE_RETURN_IF_ERROR(f.status());
   if (bits != 8 || type != "float" || dynamic)
-    return NotSupported(source, fmt::format("compressed-tensors {}{}{}", dynamic ? "dynamic " : "", type, bits));
+    return QuantizationNotSupported(source,
+                                    fmt::format("compressed-tensors {}{}{}", dynamic ? "dynamic " : "", type, bits));
   if (strategy != "tensor" && strategy != "channel" && strategy != "block")
-    return NotSupported(source, "compressed-tensors strategy " + strategy);
+    return QuantizationNotSupported(source, "compressed-tensors strategy " + strategy);
   const ScaleSharing sharing = strategy == "block"     ? ScaleSharing::kBlock
                                : strategy == "channel" ? ScaleSharing::kChannel
                                                        : ScaleSharing::kTensor;
   const bool blocks = sharing == ScaleSharing::kBlock;
   if (blocks && !IsScaleBlock(weights.value("block_structure", json())))
-    return NotSupported(source, "compressed-tensors blocks of " + weights.value("block_structure", json()).dump());
-  if (!first && blocks != q.blocks()) return NotSupported(source, "compressed-tensors groups with and without blocks");
+    return QuantizationNotSupported(source,
+                                    "compressed-tensors blocks of " + weights.value("block_structure", json()).dump());
+  if (!first && blocks != q.blocks())
+    return QuantizationNotSupported(source, "compressed-tensors groups with and without blocks");
   if (first || sharing == ScaleSharing::kTensor) q.sharing = sharing;  // of groups that differ, the coarser
   const json activations = group.value("input_activations", json());
   if (activations.is_object() && activations.value("dynamic", json(false)) == json(false)) q.static_activations = true;
@@ -53,11 +49,13 @@ absl::Status ParseCompressedTensors(const json& config, const std::string& sourc
   Fields f(config, source + ": quantization_config.");
   const std::string format = f.StringOr("format", "");
   SPLICE_RETURN_IF_ERROR(f.status());
+  if (format == "pack-quantized") return ParsePackQuantized(config, source, q);
   if (format != "float-quantized" && format != "naive-quantized")
-    return NotSupported(source, "compressed-tensors " + format);
+    return QuantizationNotSupported(source, "compressed-tensors " + format);
   if (const json sparsity = config.value("sparsity_config", json()); sparsity.is_object() && !sparsity.empty()) {
     const json sparse_format = sparsity.value("format", json());
-    if (sparse_format != "dense") return NotSupported(source, "compressed-tensors sparsity " + sparse_format.dump());
+    if (sparse_format != "dense")
+      return QuantizationNotSupported(source, "compressed-tensors sparsity " + sparse_format.dump());
   }
   const json* groups = f.Object("config_groups");
   if (groups == nullptr || groups->empty())
@@ -77,7 +75,7 @@ absl::Status ParseModelOpt(const json& config, const std::string& source, const 
   const std::string algorithm = f.StringOr("quant_algo", "");
   SPLICE_RETURN_IF_ERROR(f.status());
   if (algorithm != "FP8" && algorithm != "FP8_PER_CHANNEL_PER_TOKEN" && algorithm != "FP8_PB_WO")
-    return NotSupported(source, "modelopt " + algorithm);
+    return QuantizationNotSupported(source, "modelopt " + algorithm);
   q.static_activations = algorithm == "FP8";
   q.sharing = algorithm == "FP8_PB_WO" ? ScaleSharing::kBlock
               : algorithm == "FP8"     ? ScaleSharing::kTensor
@@ -92,14 +90,35 @@ absl::Status ParseFp8(const json& config, const std::string& source, WeightQuant
   q.static_activations = f.StringOr("activation_scheme", "dynamic") == "static";
   const json* block = f.List("weight_block_size");
   SPLICE_RETURN_IF_ERROR(f.status());
-  if (element != "e4m3") return NotSupported(source, "fp8 " + element);
-  if (block != nullptr && !IsScaleBlock(*block)) return NotSupported(source, "fp8 blocks of " + block->dump());
+  if (element != "e4m3") return QuantizationNotSupported(source, "fp8 " + element);
+  if (block != nullptr && !IsScaleBlock(*block))
+    return QuantizationNotSupported(source, "fp8 blocks of " + block->dump());
   q.sharing = block != nullptr ? ScaleSharing::kBlock : ScaleSharing::kTensor;
   q.scale_suffix = q.blocks() ? "_scale_inv" : "_scale";
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::Status QuantizationNotSupported(const std::string& source, const std::string& format) {
+  return Errorf(
+      absl::StatusCode::kUnimplemented,
+      "{}: quantization '{}' is not supported (FP8 e4m3 weights of compressed-tensors, modelopt and fp8, with "
+      "scales per tensor, per channel or for blocks of {} x {}; int4 weights of compressed-tensors pack-quantized, "
+      "gptq and awq gemm, with scales per channel or for groups of a multiple of 32 columns)",
+      source, format, kScaleBlock, kScaleBlock);
+}
+
+std::string Int4WeightsName(int64_t group) { return group == 0 ? "int4-channel" : fmt::format("int4-group{}", group); }
+
+QuantizeTo QuantizeToFromName(std::string_view name) {
+  if (name == "fp8") return QuantizeTo::kFp8;
+  return name == "int4" ? QuantizeTo::kInt4 : QuantizeTo::kNone;
+}
+
+std::string QuantizedWeightsName(QuantizeTo to) {
+  return to == QuantizeTo::kInt4 ? Int4WeightsName(kInt4Group) : Fp8WeightsName(ScaleSharing::kChannel);
+}
 
 std::string Fp8WeightsName(ScaleSharing sharing) {
   switch (sharing) {
@@ -124,8 +143,12 @@ absl::StatusOr<WeightQuantization> ParseWeightQuantization(const json& config, c
     SPLICE_RETURN_IF_ERROR(ParseModelOpt(config, source, "quantization_config", q));
   } else if (q.method == "fp8") {
     SPLICE_RETURN_IF_ERROR(ParseFp8(config, source, q));
+  } else if (q.method == "gptq") {
+    SPLICE_RETURN_IF_ERROR(ParseGptq(config, source, q));
+  } else if (q.method == "awq") {
+    SPLICE_RETURN_IF_ERROR(ParseAwq(config, source, q));
   } else {
-    return NotSupported(source, q.method);
+    return QuantizationNotSupported(source, q.method);
   }
   return q;
 }

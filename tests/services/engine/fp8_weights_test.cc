@@ -121,7 +121,7 @@ TEST_P(Fp8FolderTest, AGpuRefusesExpertsInFp8) {
   const auto refusal = AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("layers.1.mlp.experts.0.gate_proj.weight"),
                              HasSubstr("experts in FP8"), HasSubstr("--backend cpu"));
   EXPECT_THAT(Model::Load(folders.fp8(), *gpu, {}).status().ToString(), refusal);
-  EXPECT_THAT(Model::Load(folders.plain(), *gpu, {.quantize_fp8 = true}).status().ToString(), refusal);
+  EXPECT_THAT(Model::Load(folders.plain(), *gpu, {.quantize = QuantizeTo::kFp8}).status().ToString(), refusal);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Fp8FolderTest,
@@ -209,12 +209,11 @@ TEST(WeightQuantizationTest, FormatsThatAreNotSupportedAreNamed) {
     return ParseWeightQuantization(json::parse(text), "config.json").status().ToString();
   };
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"quant_method": "gptq", "bits": 4})", "gptq"},
-      {R"({"quant_method": "awq"})", "awq"},
+      {R"({"quant_method": "bitsandbytes"})", "bitsandbytes"},
       {R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})", "modelopt NVFP4"},
       {R"({"quant_method": "fp8", "fmt": "e5m2"})", "fp8 e5m2"},
       {R"({"quant_method": "fp8", "weight_block_size": [64, 64]})", "fp8 blocks of [64,64]"},
-      {R"({"quant_method": "compressed-tensors", "format": "pack-quantized"})", "compressed-tensors pack-quantized"},
+      {R"({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"})", "nvfp4-pack-quantized"},
       {R"({"quant_method": "compressed-tensors", "format": "float-quantized", "sparsity_config":
           {"format": "sparse-24-bitmask"}})",
        "sparse-24-bitmask"},
@@ -250,7 +249,8 @@ TEST(QuantizeRowTest, KeepsTheLargestValueAndRefusesWhatHasNoScale) {
 
 // splice-tiny, quantized while it is loaded: another model, whose logits are near, on any number of ranks.
 TEST(QuantizeAtLoadTest, SpliceTiny) {
-  const ModelOptions f32{.kv_dtype = kernels::DType::kF32}, fp8{.kv_dtype = kernels::DType::kF32, .quantize_fp8 = true};
+  const ModelOptions f32{.kv_dtype = kernels::DType::kF32},
+      fp8{.kv_dtype = kernels::DType::kF32, .quantize = QuantizeTo::kFp8};
   const auto plain = Model::Load(test::kTinyModel, Exact(), f32),
              quantized = Model::Load(test::kTinyModel, Exact(), fp8),
              on_two = Model::Load(test::kTinyModel, Exact(2), fp8);
@@ -273,7 +273,7 @@ TEST(QuantizeAtLoadTest, SpliceTiny) {
 TEST(QuantizeAtLoadTest, RandomWeightsAndRefusals) {
   spl::testing::TempDir dir;
   const Fp8Folders folders(dir.path(), Fp8Format::kChannel, Seed());
-  EXPECT_THAT(Model::Load(folders.fp8(), Exact(), {.quantize_fp8 = true}).status().ToString(),
+  EXPECT_THAT(Model::Load(folders.fp8(), Exact(), {.quantize = QuantizeTo::kFp8}).status().ToString(),
               AllOf(HasSubstr("--quantize"), HasSubstr("compressed-tensors")));
   const auto declared = ParseRandomModel(folders.fp8() + "/config.json");
   ASSERT_TRUE(declared.ok()) << declared.status();
@@ -281,7 +281,7 @@ TEST(QuantizeAtLoadTest, RandomWeightsAndRefusals) {
   const auto random = ParseRandomModel(folders.plain() + "/config.json");
   ASSERT_TRUE(random.ok()) << random.status();
   const auto plain = Model::LoadRandom(*random, Exact()),
-             fp8 = Model::LoadRandom(*random, Exact(), {.quantize_fp8 = true});
+             fp8 = Model::LoadRandom(*random, Exact(), {.quantize = QuantizeTo::kFp8});
   ASSERT_TRUE(plain.ok() && fp8.ok()) << plain.status() << fp8.status();
   EXPECT_NE((*plain)->fingerprint(), (*fp8)->fingerprint());
   EXPECT_LT(RelativeL2(Logits(*fp8), Logits(*plain)), 0.1);

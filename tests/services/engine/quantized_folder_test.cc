@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -51,18 +53,19 @@ class QuantizedFolderTest : public ::testing::Test {
   std::string Out() const { return dir_.path() + "/out"; }
 
   // The written folder against the source quantized at load.
-  std::shared_ptr<const Model> ExpectSameAsAtLoad(const std::string& source) {
+  std::shared_ptr<const Model> ExpectSameAsAtLoad(const std::string& source, QuantizeTo to = QuantizeTo::kFp8,
+                                                  const std::string& weights = "fp8-e4m3-channel") {
     const auto devices = test::DevicesOf("cpu");
     EXPECT_TRUE(devices.ok());
-    auto written = Model::Load(Out(), *devices), at_load = Model::Load(source, *devices, {.quantize_fp8 = true});
+    auto written = Model::Load(Out(), *devices), at_load = Model::Load(source, *devices, {.quantize = to});
     EXPECT_TRUE(written.ok() && at_load.ok()) << written.status() << at_load.status();
     if (!written.ok() || !at_load.ok()) return nullptr;
-    EXPECT_EQ((*written)->weights_name(), "fp8-e4m3-channel");
+    EXPECT_EQ((*written)->weights_name(), weights);
     EXPECT_EQ(Logits(*written), Logits(*at_load));
     return *written;
   }
   std::string Error(const std::string& source, const std::string& out) {
-    return WriteQuantizedFolder(source, out).status().ToString();
+    return WriteQuantizedFolder(source, out, QuantizeTo::kFp8).status().ToString();
   }
 
   spl::testing::TempDir dir_;
@@ -70,7 +73,8 @@ class QuantizedFolderTest : public ::testing::Test {
 
 TEST_F(QuantizedFolderTest, SpliceTinyIsTheModelThatIsQuantizedAtLoad) {
   std::vector<QuantizedFolderProgress> seen;
-  const auto folder = WriteQuantizedFolder(test::kTinyModel, Out() + "/", [&](const auto& at) { seen.push_back(at); });
+  const auto folder = WriteQuantizedFolder(test::kTinyModel, Out() + "/", QuantizeTo::kFp8,
+                                           [&](const auto& at) { seen.push_back(at); });
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_EQ(folder->num_shards, 3);
   EXPECT_EQ(folder->num_quantized, 12 * 7);
@@ -92,7 +96,7 @@ TEST_F(QuantizedFolderTest, SpliceTinyIsTheModelThatIsQuantizedAtLoad) {
 
 // Every code and scale, and every tensor that is not quantized.
 TEST_F(QuantizedFolderTest, TensorsAreTheRowsOfTheSource) {
-  ASSERT_TRUE(WriteQuantizedFolder(test::kTinyModel, Out()).ok());
+  ASSERT_TRUE(WriteQuantizedFolder(test::kTinyModel, Out(), QuantizeTo::kFp8).ok());
   const auto before = Checkpoint::Open(test::kTinyModel), after = Checkpoint::Open(Out());
   ASSERT_TRUE(before.ok() && after.ok());
   int quantized = 0;
@@ -132,7 +136,7 @@ TEST_F(QuantizedFolderTest, ExpertsAndWhatIsIgnored) {
   const Fp8Folders folders(dir_.path(), Fp8Format::kTensor, kSeed, /*power_of_two=*/true);
   std::ofstream(folders.plain() + "/tokenizer.json") << "{}";
   std::ofstream(folders.plain() + "/pytorch_model.bin") << "other weights";
-  const auto folder = WriteQuantizedFolder(folders.plain(), Out());
+  const auto folder = WriteQuantizedFolder(folders.plain(), Out(), QuantizeTo::kFp8);
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_THAT(folder->copied, ElementsAre("tokenizer.json"));
   EXPECT_THAT(FilesOf(Out()), ElementsAre("config.json", "model.safetensors", "tokenizer.json"));
@@ -147,6 +151,62 @@ TEST_F(QuantizedFolderTest, ExpertsAndWhatIsIgnored) {
   EXPECT_EQ(quantization.at("ignore"), json({"lm_head", "model.layers.1.mlp.gate"}));
   config.erase("quantization_config");
   EXPECT_EQ(config, ReadJson(folders.plain() + "/config.json"));
+}
+
+TEST_F(QuantizedFolderTest, Int4IsTheModelThatIsQuantizedAtLoad) {
+  const auto folder = WriteQuantizedFolder(test::kTinyModel, Out(), QuantizeTo::kInt4);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->num_quantized, 12 * 7);
+  EXPECT_LT(folder->bytes_after, folder->bytes_before * 0.35);  // the embedding stays in bf16
+  const auto written = ExpectSameAsAtLoad(test::kTinyModel, QuantizeTo::kInt4, "int4-group128");
+  ASSERT_NE(written, nullptr);
+  ASSERT_NE(written->head_classes(), nullptr);
+  EXPECT_EQ(written->head_classes()->model_fingerprint(), written->fingerprint());
+  const json index = ReadJson(Out() + "/model.safetensors.index.json");
+  EXPECT_EQ(index.at("metadata").at("total_size"), folder->bytes_after);
+  const std::string name = "model.layers.0.mlp.up_proj.weight";
+  for (const char* suffix : {"_packed", "_scale", "_shape"})
+    EXPECT_TRUE(index.at("weight_map").contains(name + suffix));
+  EXPECT_FALSE(index.at("weight_map").contains(name));
+  const json quantization = ReadJson(Out() + "/config.json").at("quantization_config");
+  EXPECT_EQ(quantization.at("format"), "pack-quantized");
+  EXPECT_TRUE(quantization.at("config_groups").at("group_0").at("input_activations").is_null());
+  const json weights = quantization.at("config_groups").at("group_0").at("weights");
+  EXPECT_EQ(weights.at("strategy"), "group");
+  EXPECT_EQ(weights.at("group_size"), 128);
+  EXPECT_EQ(weights.at("num_bits"), 4);
+  EXPECT_EQ(weights.at("symmetric"), true);
+}
+
+// Codes by the definition of the layout: eight a word along the row, the first in the lowest bits, plus 8.
+TEST_F(QuantizedFolderTest, Int4WordsAreTheNearestCodesOfTheSource) {
+  ASSERT_TRUE(WriteQuantizedFolder(test::kTinyModel, Out(), QuantizeTo::kInt4).ok());
+  const auto before = Checkpoint::Open(test::kTinyModel), after = Checkpoint::Open(Out());
+  ASSERT_TRUE(before.ok() && after.ok());
+  const std::string name = "model.layers.3.mlp.down_proj.weight";
+  const TensorView from = *before->Find(name), words = *after->Find(name + "_packed"),
+                   scales = *after->Find(name + "_scale"), shape = *after->Find(name + "_shape");
+  const int64_t rows = from.shape[0], width = from.shape[1], groups = (width + 127) / 128;
+  ASSERT_EQ(words.type, TensorType::kI32);
+  ASSERT_EQ(words.shape, (std::vector<int64_t>{rows, width / 8}));
+  ASSERT_EQ(scales.type, TensorType::kBF16);
+  ASSERT_EQ(scales.shape, (std::vector<int64_t>{rows, groups}));
+  int64_t declared[2];
+  std::memcpy(declared, shape.data, sizeof(declared));
+  EXPECT_EQ(declared[0], rows);
+  EXPECT_EQ(declared[1], width);
+  const auto bf16_at = [](const TensorView& tensor, int64_t i) {
+    kernels::bf16 value;
+    std::memcpy(&value, tensor.data + 2 * i, 2);
+    return static_cast<double>(kernels::ToFloat(value));
+  };
+  for (int64_t i = 0; i < rows * width; ++i) {
+    uint32_t word;
+    std::memcpy(&word, words.data + i / 8 * 4, 4);
+    const double scale = bf16_at(scales, i / width * groups + i % width / 128);
+    const double code = static_cast<double>(word >> 4 * (i % 8) & 15) - 8, value = bf16_at(from, i) / scale;
+    ASSERT_LE(std::fabs(std::clamp(value, -8.0, 7.0) - code), 0.5001) << i;
+  }
 }
 
 TEST_F(QuantizedFolderTest, NothingIsOverwrittenOrLeftBehind) {
