@@ -32,17 +32,18 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
-// As LaunchEarly below, with clusters of cluster_blocks consecutive blocks (sm_90 when more than one).
+// As LaunchEarly below, with clusters of cluster_blocks consecutive blocks (sm_90 when more than one). early false: an
+// ordinary launch, before which WaitForPrevious() does not wait.
 template <typename... Params, typename... Args>
-cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
-                                cudaStream_t stream, Args... args) {
+cudaError_t LaunchClusters(bool early, int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block,
+                           size_t smem_bytes, cudaStream_t stream, Args... args) {
   int device = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e != cudaSuccess) return e;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster_blocks);
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
@@ -54,6 +55,12 @@ cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), d
   config.attrs = attributes;
   config.numAttrs = major < 9 ? 0 : cluster_blocks == 1 ? 1 : 2;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+template <typename... Params, typename... Args>
+cudaError_t LaunchClustersEarly(int cluster_blocks, void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes,
+                                cudaStream_t stream, Args... args) {
+  return LaunchClusters(true, cluster_blocks, kernel, grid, block, smem_bytes, stream, args...);
 }
 
 template <typename... Params, typename... Args>

@@ -7,11 +7,12 @@
 // where a block has less shared memory), and tiles: of sm_90, and of any device from sm_80 on.
 //
 // Shapes      x [num_rows, in_features], codes [out_features, in_features], y [num_rows, out_features], contiguous; x
-//             and codes 16-byte aligned, in_features a multiple of 16; y f32 or bf16; bias [out_features] or null
+//             and codes 16-byte aligned, in_features a multiple of 16; y f32 or bf16; bias [out_features] or null. y
+//             need not be contiguous: y_stride
 // Scales      [out_features, ceil(in_features / scale_group)], or [out_features] if scale_group is 0; scale_group is 0
-//             or kFp8Group
+//             or kFp8Group; TiledFp8GemmSm80 serves any multiple of 32
 // Ordering    SkinnyFp8Gemm and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be written by a kernel
-//             that may still run
+//             that may still run, unless codes_are_new
 // Errors      cudaErrorNotSupported: a shape, type, alignment, tiling or device not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
 // Cost        W is read once for each tile of rows, and widened in registers each time
@@ -65,6 +66,8 @@ struct Fp8GemmArgs {
   int64_t num_rows = 0;
   int64_t out_features = 0;
   int64_t in_features = 0;
+  int64_t y_stride = 0;        // elements from one row of y to the next; 0: out_features
+  bool codes_are_new = false;  // kernels in front write the codes: nothing is launched early
 };
 
 cudaError_t Fp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);

@@ -16,17 +16,18 @@ struct Fp8GemmParams {
   const float* scales;
   const float* bias;
   void* y;
-  int64_t out, in;
+  int64_t out, in, y_stride;
   int num_rows, num_groups;
   bool y_is_f32;
 };
 
-// True if the arguments meet fp8_gemm_cuda.h.
-inline bool ServedFp8(const Fp8GemmArgs& a) {
+// True if the arguments meet fp8_gemm_cuda.h. small_groups: scale groups are any multiple of 32 columns.
+inline bool ServedFp8(const Fp8GemmArgs& a, bool small_groups = false) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return a.num_rows > 0 && a.in_features % 16 == 0 && a.in_features > 0 && a.out_features > 0 &&
          a.in_features <= (1 << 30) && a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && aligned(a.x) &&
-         aligned(a.codes) && (a.scale_group == 0 || a.scale_group == kFp8Group) &&
+         aligned(a.codes) &&
+         (a.scale_group == 0 || a.scale_group == kFp8Group || (small_groups && a.scale_group % kScaleGroupStep == 0)) &&
          (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
 }
 
@@ -38,8 +39,9 @@ inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
           .y = a.y,
           .out = a.out_features,
           .in = a.in_features,
+          .y_stride = a.y_stride == 0 ? a.out_features : a.y_stride,
           .num_rows = static_cast<int>(a.num_rows),
-          .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + kFp8Group - 1) / kFp8Group),
+          .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + a.scale_group - 1) / a.scale_group),
           .y_is_f32 = a.y_dtype == DType::kF32};
 }
 
@@ -58,7 +60,7 @@ __device__ __forceinline__ void WidenFp8Word(uint32_t word, uint32_t& low, uint3
 
 __device__ __forceinline__ void StoreFp8Result(const Fp8GemmParams& p, int row, int64_t feature, float sum) {
   if (p.bias != nullptr) sum += p.bias[feature];
-  const int64_t at = row * p.out + feature;
+  const int64_t at = row * p.y_stride + feature;
   if (p.y_is_f32) {
     static_cast<float*>(p.y)[at] = sum;
   } else {

@@ -37,8 +37,8 @@ __device__ __forceinline__ float2 LoadOf(const float* p, int block) {
 // Two neighbouring features of a row; `word`: the same in bf16.
 __device__ __forceinline__ void StorePair(const Fp8GemmParams& p, int row, int64_t feature, uint32_t word) {
   if (row >= p.num_rows || feature >= p.out) return;
-  auto* const to = static_cast<__nv_bfloat16*>(p.y) + row * p.out + feature;
-  if (p.out % 2 == 0) {
+  auto* const to = static_cast<__nv_bfloat16*>(p.y) + row * p.y_stride + feature;
+  if (p.out % 2 == 0 && p.y_stride % 2 == 0) {
     *reinterpret_cast<uint32_t*>(to) = word;
     return;
   }
@@ -66,7 +66,7 @@ __device__ void Store(const Fp8GemmParams& p, int row0, int64_t feature, Sums<kR
     for (int i = 0; i < kRows / 2; ++i) {
       const int row = row0 + i / 4 * 8 + 2 * c + i % 2;
       const int64_t at = feature + i % 4 / 2 * 8;
-      if (row < p.num_rows && at < p.out) static_cast<float*>(p.y)[row * p.out + at] = sums[i];
+      if (row < p.num_rows && at < p.out) static_cast<float*>(p.y)[row * p.y_stride + at] = sums[i];
     }
     return;
   }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void StoreSum(const Fp8GemmParams& p, int row, int64_
     sum.y += p.bias[next];
   }
   if (!p.y_is_f32) return StorePair(p, row, feature, PackBf16(sum.x, sum.y));
-  float* const to = static_cast<float*>(p.y) + row * p.out + feature;
+  float* const to = static_cast<float*>(p.y) + row * p.y_stride + feature;
   to[0] = sum.x;
   if (next > feature) to[1] = sum.y;
 }

@@ -86,9 +86,9 @@ void Shapes(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK(Linear)->Apply(Shapes);
 
-// An FP8 weight with a scale a row, and with one for 128 columns, against the bf16 weight of the same shape: seconds,
-// and bytes of weight a second. rows, in_features, out_features
-void LinearFp8(benchmark::State& state) {
+// An FP8 weight with a scale a row, and with one for 128 columns, and an int4 weight with the latter, against the bf16
+// weight of the same shape: milliseconds, and bytes of weight a second. rows, in_features, out_features
+void LinearQuantized(benchmark::State& state) {
   const int64_t m = state.range(0), k = state.range(1), n = state.range(2), groups = (k + 127) / 128;
   const std::vector<float> x = bench::Normals(m * k);
   std::vector<float> y(m * n);
@@ -102,8 +102,15 @@ void LinearFp8(benchmark::State& state) {
   const auto compute = GemmCompute::kAuto;
   const auto by_row = cpu::PackLinear({codes.data(), DType::kE4M3, n, k, scales.data(), 0}, compute);
   const auto by_block = cpu::PackLinear({codes.data(), DType::kE4M3, n, k, scales.data(), 128}, compute);
+  const auto int4 = cpu::PackLinear({.data = codes.data(),
+                                     .dtype = DType::kInt4,
+                                     .out_features = n,
+                                     .in_features = k,
+                                     .scales = scales.data(),
+                                     .scale_group = 128},
+                                    compute);
   const auto bf16_weight = cpu::PackLinear({values.data(), DType::kBF16, n, k}, compute);
-  double row = 1e30, block = 1e30, plain = 1e30;
+  double row = 1e30, block = 1e30, half = 1e30, plain = 1e30;
   const auto seconds = [&](const LinearWeight& w) {
     const LinearArgs args{x.data(), &w, nullptr, y.data(), m};
     return bench::BestSeconds([&] { (void)cpu::Linear(bench::Context(), args); }, 0.1);
@@ -111,16 +118,19 @@ void LinearFp8(benchmark::State& state) {
   for (int round = 0; round < 5; ++round) {
     row = std::min(row, seconds(**by_row));
     block = std::min(block, seconds(**by_block));
+    half = std::min(half, seconds(**int4));
     plain = std::min(plain, seconds(**bf16_weight));
   }
   for (auto _ : state) (void)cpu::Linear(bench::Context(), {x.data(), by_row->get(), nullptr, y.data(), m});
   state.counters["row_ms"] = row * 1e3;
   state.counters["block_ms"] = block * 1e3;
+  state.counters["int4_ms"] = half * 1e3;
   state.counters["bf16_ms"] = plain * 1e3;
   state.counters["fp8_GBps"] = static_cast<double>(k * n) / row * 1e-9;
+  state.counters["int4_GBps"] = static_cast<double>(k * n) / 2 / half * 1e-9;
   state.counters["bf16_GBps"] = static_cast<double>(k * n) * 2 / plain * 1e-9;
 }
-BENCHMARK(LinearFp8)
+BENCHMARK(LinearQuantized)
     ->ArgsProduct({{1, 4, 16, 64, 512}, {4096}, {14336}})
     ->ArgNames({"rows", "in", "out"})
     ->UseRealTime()

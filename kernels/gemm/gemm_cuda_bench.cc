@@ -1,8 +1,9 @@
 // gemm_cuda_bench [part of a shape's name]
-// gemm_cuda_bench fp8|tilings [part of a shape's name]
+// gemm_cuda_bench fp8|tilings|int4 [part of a shape's name]
 //
 // Times products of few rows: the skinny GEMM beside cuBLASLt's choice. With fp8: products with an FP8 weight (a scale
-// per channel, and per 128 columns) beside cuBLASLt's with the same weight in bf16; with tilings: each tiling of sm_90.
+// per channel, and per 128 columns) beside cuBLASLt's with the same weight in bf16; with tilings: each tiling of sm_90;
+// with int4: products with an int4 weight (groups of 128 and of 32 columns) beside the FP8 one.
 // "alone" is the median of event-timed launches, each on another copy of the weight, so that none is in the L2 cache;
 // "chain" is a recorded graph of launches over all copies, per product, as launches that overlap do in a decode step.
 // Random data.
@@ -22,6 +23,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/gemm/fp8_gemm_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
+#include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -193,6 +195,69 @@ class Bench {
     }
   }
 
+  // Prints the products of one int4 weight, and the one that is chosen for the same weight in FP8.
+  void RunInt4(const Shape& s, const std::vector<int64_t>& row_counts) {
+    const size_t copies = std::clamp<size_t>(2 * kResidentBytes / static_cast<size_t>(s.out * s.in), 2, 32);
+    std::vector<std::unique_ptr<Buffer>> codes, fp8;
+    for (size_t i = 0; i < copies; ++i) {
+      codes.push_back(RandomBf16(s.out * s.in / 4));  // any bytes
+      fp8.push_back(RandomCodes(s.out * s.in));
+    }
+    const auto groups = static_cast<size_t>(s.out * ((s.in + 31) / 32));
+    const std::vector<float> ones(groups, 1.0f);
+    const std::vector<uint8_t> eights(groups, uint8_t{8});
+    const auto scales = AllocateDevice(groups * 4).value(), zeros = AllocateDevice(groups).value();
+    CHECK_CUDA(cudaMemcpy(scales->data(), ones.data(), groups * 4, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(zeros->data(), eights.data(), groups, cudaMemcpyHostToDevice));
+    for (const int64_t rows : row_counts) {
+      const auto x = RandomBf16(rows * s.in);
+      const auto y = AllocateDevice(static_cast<size_t>(rows * s.out) * 2).value();
+      const auto of = [&](int64_t scale_group, const std::function<cudaError_t(const Int4GemmArgs&)>& product) {
+        Int4GemmArgs args{.x = x->data(),
+                          .scales = static_cast<const float*>(scales->data()),
+                          .zeros = static_cast<const uint8_t*>(zeros->data()),
+                          .scale_group = scale_group,
+                          .y = y->data(),
+                          .y_dtype = DType::kBF16,
+                          .num_rows = rows,
+                          .out_features = s.out,
+                          .in_features = s.in,
+                          .workspace = workspace_->data(),
+                          .workspace_bytes = kWorkspaceBytes};
+        return Chain(
+            [&](size_t i) {
+              args.codes = static_cast<const uint8_t*>(codes[i]->data());
+              CHECK_CUDA(product(args));
+            },
+            copies);
+      };
+      const auto chosen = [&](const Int4GemmArgs& a) { return Int4Gemm(a, false, stream_); };
+      const auto one_order = [&](const Int4GemmArgs& a) { return Int4Gemm(a, true, stream_); };
+      const auto streamed = [&](const Int4GemmArgs& a) { return SkinnyInt4Gemm(a, stream_); };
+      Fp8GemmArgs fp8_args{.x = x->data(),
+                           .scales = static_cast<const float*>(scales->data()),
+                           .y = y->data(),
+                           .y_dtype = DType::kBF16,
+                           .num_rows = rows,
+                           .out_features = s.out,
+                           .in_features = s.in};
+      const float in_fp8 = Chain(
+          [&](size_t i) {
+            fp8_args.codes = static_cast<const uint8_t*>(fp8[i]->data());
+            CHECK_CUDA(Fp8Gemm(fp8_args, stream_));
+          },
+          copies);
+      const float time = of(128, chosen);
+      const double bytes = static_cast<double>(s.out * s.in) * (0.5 + 5.0 / 128);
+      std::printf(
+          "%-12s rows %5ld  %8.2f us %5.2f TB/s | streamed %8.2f | groups of 32 %8.2f | deterministic %8.2f | fp8 "
+          "%8.2f, ratio %5.2f\n",
+          s.name, rows, time, bytes / time * 1e-6, rows <= 256 ? of(128, streamed) : 0.0f, of(32, chosen),
+          of(128, one_order), in_fp8, time / in_fp8);
+      std::fflush(stdout);
+    }
+  }
+
  private:
   float Alone(const std::function<void(size_t)>& launch, size_t copies) {
     std::vector<float> us;
@@ -239,14 +304,16 @@ class Bench {
 
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
-  const bool fp8 = what == "fp8" || what == "tilings";
+  const bool fp8 = what == "fp8" || what == "tilings" || what == "int4";
   const std::string filter = argc > 1 + fp8 ? argv[1 + fp8] : "";
   Bench bench;
   if (fp8) {
     for (const Shape& shape : {Shape{"8b qkv", 6144, 4096}, Shape{"8b o", 4096, 4096}, Shape{"8b gate_up", 28672, 4096},
                                Shape{"8b down", 4096, 14336}}) {
       if (std::string(shape.name).find(filter) == std::string::npos) continue;
-      if (what == "tilings") {
+      if (what == "int4") {
+        bench.RunInt4(shape, {1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 8192});
+      } else if (what == "tilings") {
         bench.RunFp8(shape, {16, 32, 64, 128, 256, 512}, kTilings);
       } else {
         bench.RunFp8(shape, {1, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192}, {});

@@ -17,7 +17,7 @@
 
 namespace spl::kernels::cpu {
 
-inline constexpr int64_t kInt4BlockBytes = kBf16PairElements / 2;  // of a depth block of a panel
+inline constexpr int64_t kInt4BlockBytes = kBf16PairElements / 2;  // codes of a depth block of a panel
 
 // Any machine; x is not rounded.
 struct Int4GemmKernels {

@@ -10,11 +10,12 @@
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/gemm/fp8_gemm_device.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
+#include "kernels/gemm/skinny_sums_device.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = kSkinnyWarps;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kChunk = kFp8Group;
 
@@ -22,9 +23,8 @@ constexpr int CodeBytes(int feature_tiles) { return 16 * feature_tiles * kChunk;
 constexpr int StageBytes(int feature_tiles, int row_tiles) {
   return CodeBytes(feature_tiles) + 8 * row_tiles * kChunk * 2;
 }
-constexpr int SumsBytes(int feature_tiles, int row_tiles) { return kWarps * feature_tiles * row_tiles * 128 * 4; }
 constexpr int SmemBytes(int feature_tiles, int row_tiles, int stages) {
-  return kWarps * stages * StageBytes(feature_tiles, row_tiles) + SumsBytes(feature_tiles, row_tiles);
+  return kWarps * stages * StageBytes(feature_tiles, row_tiles) + SkinnySumsBytes(feature_tiles, row_tiles);
 }
 
 // 16-byte piece `piece` of a row of codes. Half a warp reads 32 bytes of four rows, which lie in different banks.
@@ -87,81 +87,36 @@ struct Chunks {
   }
 };
 
-// A warp's sums of a tile: features g, g + 8 and rows 2 c, 2 c + 1 of each pair of tiles, for lane 4 g + c.
+// Adds the products of one chunk. Lane c has two words of codes of each 32 columns, and the same columns of x: 16 j +
+// 4 i ... + 3 and 8 more, j = 2 h + c / 2, i = c % 2.
 template <int kFeatureTiles, int kRowTiles>
-struct Sums {
-  float of[kFeatureTiles][kRowTiles][4] = {};
-
-  // Adds the products of one chunk. Lane c has two words of codes of each 32 columns, and the same columns of x: 16 j +
-  // 4 i ... + 3 and 8 more, j = 2 h + c / 2, i = c % 2.
-  __device__ void Multiply(uint32_t stage, int g, int c) {
-    constexpr int kXBegin = CodeBytes(kFeatureTiles);
+__device__ void Multiply(uint32_t stage, int g, int c, SkinnySums<kFeatureTiles, kRowTiles>& sums) {
+  constexpr int kXBegin = CodeBytes(kFeatureTiles);
 #pragma unroll
-    for (int h = 0; h < kChunk / 32; ++h) {
-      const int piece = 2 * h + c / 2, half = c % 2 * 8;
-      uint2 right[kRowTiles][2];
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          right[t][i] = LoadShared8(stage + kXBegin + RowOffset(8 * t + g, 2 * piece + i) + half);
-      }
-#pragma unroll
-      for (int f = 0; f < kFeatureTiles; ++f) {
-        const uint2 low = LoadShared8(stage + CodeOffset(16 * f + g, piece) + half);
-        const uint2 high = LoadShared8(stage + CodeOffset(16 * f + g + 8, piece) + half);
-        uint32_t first[4], second[4];
-        WidenFp8Word(low.x, first[0], first[2]);
-        WidenFp8Word(high.x, first[1], first[3]);
-        WidenFp8Word(low.y, second[0], second[2]);
-        WidenFp8Word(high.y, second[1], second[3]);
-#pragma unroll
-        for (int t = 0; t < kRowTiles; ++t) {
-          Mma16816(of[f][t], first, right[t][0].x, right[t][1].x);
-          Mma16816(of[f][t], second, right[t][0].y, right[t][1].y);
-        }
-      }
-    }
-  }
-  __device__ void AddScaled(const Sums& chunk, const float (&scale)[kFeatureTiles][2]) {
-#pragma unroll
-    for (int f = 0; f < kFeatureTiles; ++f) {
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) of[f][t][i] = fmaf(chunk.of[f][t][i], scale[f][i / 2], of[f][t][i]);
-      }
-    }
-  }
-};
-
-// Adds the sums of the warps through shared memory and stores the tile. All threads of the block call it.
-template <int kFeatureTiles, int kRowTiles>
-__device__ void StoreTile(const Fp8GemmParams& p, int tile, const Sums<kFeatureTiles, kRowTiles>& total,
-                          float* shared) {
-  constexpr int kSums = kFeatureTiles * kRowTiles * 128;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // all have read the sums of the tile before
-#pragma unroll
-  for (int f = 0; f < kFeatureTiles; ++f) {
+  for (int h = 0; h < kChunk / 32; ++h) {
+    const int piece = 2 * h + c / 2, half = c % 2 * 8;
+    uint2 right[kRowTiles][2];
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
-      const float(&of)[4] = total.of[f][t];
-      *reinterpret_cast<float4*>(&shared[warp * kSums + (f * kRowTiles + t) * 128 + lane * 4]) =
-          float4{of[0], of[1], of[2], of[3]};
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kSums; i += kThreads) {
-    const int block = i / 128, in_block = i % 128, owner = in_block / 4, element = in_block % 4;
-    const int row = block % kRowTiles * 8 + owner % 4 * 2 + element % 2;
-    const int64_t feature =
-        static_cast<int64_t>(tile) * 16 * kFeatureTiles + block / kRowTiles * 16 + owner / 4 + element / 2 * 8;
-    if (row >= p.num_rows || feature >= p.out) continue;
-    float sum = shared[i];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += shared[w * kSums + i];
-    StoreFp8Result(p, row, feature, p.num_groups > 1 ? sum : sum * p.scales[feature]);
+      for (int i = 0; i < 2; ++i)
+        right[t][i] = LoadShared8(stage + kXBegin + RowOffset(8 * t + g, 2 * piece + i) + half);
+    }
+#pragma unroll
+    for (int f = 0; f < kFeatureTiles; ++f) {
+      const uint2 low = LoadShared8(stage + CodeOffset(16 * f + g, piece) + half);
+      const uint2 high = LoadShared8(stage + CodeOffset(16 * f + g + 8, piece) + half);
+      uint32_t first[4], second[4];
+      WidenFp8Word(low.x, first[0], first[2]);
+      WidenFp8Word(high.x, first[1], first[3]);
+      WidenFp8Word(low.y, second[0], second[2]);
+      WidenFp8Word(high.y, second[1], second[3]);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        Mma16816(sums.of[f][t], first, right[t][0].x, right[t][1].x);
+        Mma16816(sums.of[f][t], second, right[t][0].y, right[t][1].y);
+      }
+    }
   }
 }
 
@@ -192,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyKernel(const __grid_constan
   int use_stage = 0, load_stage = kStages - 1;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < chunks.num_tiles; tile += gridDim.x) {
-    Sums<kFeatureTiles, kRowTiles> total;
+    SkinnySums<kFeatureTiles, kRowTiles> total;
 #pragma unroll 1
     for (int chunk = warp; chunk < chunks.num_chunks; chunk += kWarps) {
       float scale[kFeatureTiles][2];  // of this lane's features
@@ -211,14 +166,16 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyKernel(const __grid_constan
       const uint32_t stage = ring + use_stage * Tile::kStageBytes;
       if (++use_stage == kStages) use_stage = 0;
       if (p.num_groups > 1) {
-        Sums<kFeatureTiles, kRowTiles> of_chunk;
-        of_chunk.Multiply(stage, g, c);
+        SkinnySums<kFeatureTiles, kRowTiles> of_chunk;
+        Multiply(stage, g, c, of_chunk);
         total.AddScaled(of_chunk, scale);
       } else {
-        total.Multiply(stage, g, c);
+        Multiply(stage, g, c, total);
       }
     }
-    StoreTile(p, tile, total, shared);
+    StoreSkinnyTile(total, tile, p.num_rows, p.out, shared, [&](int row, int64_t feature, float sum) {
+      StoreFp8Result(p, row, feature, p.num_groups > 1 ? sum : sum * p.scales[feature]);
+    });
   }
   CpAsyncWait<0>();
 }
@@ -276,7 +233,7 @@ cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
     const int tiles = RowTiles(all.num_rows - row, smem);
     p.num_rows = std::min(all.num_rows - row, 8 * tiles);
     p.x += static_cast<int64_t>(row) * p.in;
-    p.y = static_cast<char*>(a.y) + row * p.out * static_cast<int64_t>(DTypeBytes(a.y_dtype));
+    p.y = static_cast<char*>(a.y) + row * p.y_stride * static_cast<int64_t>(DTypeBytes(a.y_dtype));
     row += p.num_rows;
     if (tiles == 1) e = LaunchRows<1>(p, num_sms, smem, stream);
     if (tiles == 2) e = LaunchRows<2>(p, num_sms, smem, stream);

@@ -9,7 +9,7 @@ namespace {
 constexpr int kRows = 64, kFeatures = 128, kColumns = 32, kStages = 4, kThreads = 128;
 constexpr int kXRow = kColumns * 2 + 16, kWRow = kColumns + 16;  // padded: eight rows lie in different banks
 constexpr int kXBytes = kRows * kXRow, kStageBytes = kXBytes + kFeatures * kWRow;
-constexpr int kStepsOfGroup = kFp8Group / kColumns;
+static_assert(kScaleGroupStep == kColumns);
 
 // The block's part of one step, from global to shared memory.
 __device__ __forceinline__ void LoadStep(const Fp8GemmParams& p, int row0, int64_t feature0, int step, uint32_t stage) {
@@ -73,7 +73,8 @@ __device__ __forceinline__ void AddGroup(const Fp8GemmParams& p, int64_t feature
   }
 }
 
-__global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ Fp8GemmParams p) {
+// steps_of_group: steps that a scale group has, unless it is the whole row.
+__global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ Fp8GemmParams p, int steps_of_group) {
   extern __shared__ __align__(128) char smem[];
   const int64_t feature0 = static_cast<int64_t>(blockIdx.x) * kFeatures;
   const int row0 = static_cast<int>(blockIdx.y) * kRows, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -92,8 +93,8 @@ __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ 
     load(step + kStages - 1);
     const int stage = step % kStages * kStageBytes;
     sums.Multiply(base + static_cast<uint32_t>(stage), smem + stage + kXBytes, warp, lane);
-    const bool group_ends = step + 1 == num_steps || (p.num_groups > 1 && (step + 1) % kStepsOfGroup == 0);
-    if (group_ends) AddGroup(p, feature, p.num_groups > 1 ? step / kStepsOfGroup : 0, sums, totals);
+    const bool group_ends = step + 1 == num_steps || (p.num_groups > 1 && (step + 1) % steps_of_group == 0);
+    if (group_ends) AddGroup(p, feature, p.num_groups > 1 ? step / steps_of_group : 0, sums, totals);
   }
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
@@ -114,13 +115,13 @@ __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ 
 
 cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (!ServedFp8(a)) return cudaErrorNotSupported;
+  if (!ServedFp8(a, /*small_groups=*/true)) return cudaErrorNotSupported;
   constexpr int kSmem = kStages * kStageBytes;
   const cudaError_t e = cudaFuncSetAttribute(TiledKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
   if (e != cudaSuccess) return e;
   const dim3 grid(static_cast<unsigned>((a.out_features + kFeatures - 1) / kFeatures),
                   static_cast<unsigned>((a.num_rows + kRows - 1) / kRows));
-  TiledKernel<<<grid, kThreads, kSmem, stream>>>(ToFp8Params(a));
+  TiledKernel<<<grid, kThreads, kSmem, stream>>>(ToFp8Params(a), static_cast<int>(a.scale_group / kColumns));
   return cudaGetLastError();
 }
 

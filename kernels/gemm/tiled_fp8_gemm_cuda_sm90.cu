@@ -232,8 +232,8 @@ cudaError_t Launch(const Fp8GemmArgs& a, int split, cudaStream_t stream) {
   const auto kernel = WgmmaKernel<kRows, kGroups, kSplit>;
   e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemAlone);
   if (e != cudaSuccess) return e;
-  return LaunchClustersEarly(blocks, kernel, dim3(static_cast<unsigned>(blocks * clusters)), dim3(kThreads),
-                             alone ? kSmemAlone : kSmem, stream, ToFp8Params(a), x_map, w_map);
+  return LaunchClusters(!a.codes_are_new, blocks, kernel, dim3(static_cast<unsigned>(blocks * clusters)),
+                        dim3(kThreads), alone ? kSmemAlone : kSmem, stream, ToFp8Params(a), x_map, w_map);
 }
 
 template <int kRows>

@@ -11,6 +11,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/moe/moe_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -100,7 +101,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CudaBackend::NewGroup
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::PackLinear(const WeightView& w) const {
   if (absl::Status s = ValidateWeight(w); !s.ok()) return s;
-  auto memory = Allocate(static_cast<size_t>(w.out_features * w.in_features) * DTypeBytes(w.dtype));
+  auto memory = Allocate(static_cast<size_t>(w.out_features * DTypeRowBytes(w.dtype, w.in_features)));
   if (!memory.ok()) return memory.status();
   if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), w.data, (*memory)->size()); !s.ok()) return s;
   return AdoptLinear(*std::move(memory), w);
@@ -109,6 +110,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::PackLinear(const Weig
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptLinear(std::unique_ptr<Buffer> data,
                                                                        WeightView w) const {
   if (w.dtype == DType::kE4M3) return AdoptFp8(std::move(data), w);
+  if (w.dtype == DType::kInt4) return AdoptInt4(std::move(data), w);
   auto plain = Plain(std::move(data), w.dtype, w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
   return std::make_unique<DeviceWeight>(*std::move(plain), PlainType(w.dtype), w.out_features, w.in_features);
@@ -123,10 +125,8 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
                                                  w.scale_group, ": columns are multiples of 16, scales for ", kFp8Group,
                                                  " or all (0), and activations are bf16"));
   }
-  const size_t bytes = static_cast<size_t>(w.out_features * w.num_scale_groups()) * sizeof(float);
-  auto scales = Allocate(bytes);
+  auto scales = Uploaded(w.scales, static_cast<size_t>(w.out_features * w.num_scale_groups()) * sizeof(float));
   if (!scales.ok()) return scales.status();
-  if (absl::Status s = Copy(CopyKind::kUpload, (*scales)->data(), w.scales, bytes); !s.ok()) return s;
   const cudaError_t e = ArrangeFp8Codes(codes->data(), w.out_features * w.in_features, nullptr);
   if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeFp8Codes"); !s.ok()) {
     return s;
@@ -134,10 +134,48 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
   return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), w);
 }
 
+absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptInt4(std::unique_ptr<Buffer> codes,
+                                                                     const WeightView& w) const {
+  if (absl::Status s = ValidateScales(w); !s.ok()) return s;
+  if (PlainType(DType::kBF16) != DType::kBF16 || !IsInt4Served(w.in_features, w.scale_group)) {
+    return absl::UnimplementedError(
+        absl::StrCat("cuda: an int4 weight of ", w.in_features, " columns, a scale for ", w.scale_group,
+                     ": columns are multiples of 32, scales for 32, 64, multiples of 128 or "
+                     "all (0), and activations are bf16"));
+  }
+  const auto groups = static_cast<size_t>(w.out_features * w.num_scale_groups());
+  DeviceInt4Weight::Parts parts{.codes = std::move(codes)};
+  auto scales = Uploaded(w.scales, groups * sizeof(float));
+  if (!scales.ok()) return scales.status();
+  parts.scales = *std::move(scales);
+  const std::vector<uint8_t> symmetric(w.zeros == nullptr ? groups : 0, uint8_t{8});
+  auto zeros = Uploaded(w.zeros == nullptr ? symmetric.data() : w.zeros, groups);
+  if (!zeros.ok()) return zeros.status();
+  parts.zeros = *std::move(zeros);
+  if (w.column_order != nullptr) {
+    auto order = Uploaded(w.column_order, static_cast<size_t>(w.in_features) * sizeof(int32_t));
+    if (!order.ok()) return order.status();
+    parts.column_order = *std::move(order);
+  }
+  const cudaError_t e = ArrangeInt4Codes(parts.codes->data(), w.out_features * w.in_features / 2, nullptr);
+  if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeInt4Codes"); !s.ok()) {
+    return s;
+  }
+  return std::make_unique<DeviceInt4Weight>(std::move(parts), w);
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Uploaded(const void* data, size_t bytes) const {
+  auto memory = Allocate(bytes);
+  if (!memory.ok()) return memory.status();
+  if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), data, bytes); !s.ok()) return s;
+  return memory;
+}
+
 absl::StatusOr<std::unique_ptr<GroupedWeight>> CudaBackend::AdoptGrouped(std::unique_ptr<Buffer> data,
                                                                          GroupedWeightView w) const {
-  if (w.dtype == DType::kE4M3)
-    return absl::UnimplementedError("cuda: no product with experts in FP8 (the CPU has one)");
+  if (IsQuantizedType(w.dtype))
+    return absl::UnimplementedError(
+        absl::StrCat("cuda: no product with experts in ", std::string(DTypeName(w.dtype)), " (the CPU has one)"));
   auto plain = Plain(std::move(data), w.dtype, w.num_experts * w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
   w.dtype = PlainType(w.dtype);

@@ -8,6 +8,7 @@
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/embedding/scatter_rows_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
+#include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/kv_copy/align_copy_cuda.h"
 #include "kernels/kv_copy/fuse_rows_cuda.h"
@@ -40,6 +41,30 @@ absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool 
   return ToStatus(deterministic ? TiledFp8Gemm(args, stream) : Fp8Gemm(args, stream), "Linear");
 }
 
+absl::Status Int4Linear(const LinearArgs& a, const DeviceInt4Weight& weight, bool deterministic,
+                        const CudaSession& session) {
+  if (a.x.dtype != DType::kBF16) {
+    return absl::UnimplementedError(
+        absl::StrCat("Linear: an int4 weight and activations in ", std::string(DTypeName(a.x.dtype)), ", not bf16"));
+  }
+  static_assert(CudaSession::kGemmWorkspaceBytes >= kInt4WorkspaceBytes);
+  const Int4GemmArgs args{.x = a.x.data,
+                          .codes = weight.codes(),
+                          .scales = weight.scales(),
+                          .zeros = weight.zeros(),
+                          .scale_group = weight.scale_group(),
+                          .column_order = weight.column_order(),
+                          .bias = a.bias,
+                          .y = a.y.data,
+                          .y_dtype = a.y.dtype,
+                          .num_rows = a.num_rows,
+                          .out_features = weight.out_features(),
+                          .in_features = weight.in_features(),
+                          .workspace = session.gemm_workspace(),
+                          .workspace_bytes = CudaSession::kGemmWorkspaceBytes};
+  return ToStatus(Int4Gemm(args, deterministic, session.stream()), "Linear");
+}
+
 }  // namespace
 
 absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) const {
@@ -48,6 +73,9 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
   CudaSession& session = CudaSession::Of(ctx);
   if (const auto* fp8 = dynamic_cast<const DeviceFp8Weight*>(a.weight)) {
     return Fp8Linear(a, *fp8, deterministic_, session.stream());
+  }
+  if (const auto* int4 = dynamic_cast<const DeviceInt4Weight*>(a.weight)) {
+    return Int4Linear(a, *int4, deterministic_, session);
   }
   // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
   if (!deterministic_ && a.num_rows <= kMaxSkinnyRows) {

@@ -199,7 +199,7 @@ TEST_P(Fp8GemmCudaTest, RefusesWhatItDoesNotServe) {
                    .in_features = 24};
   EXPECT_EQ(GetParam().run(args, nullptr), cudaErrorNotSupported);
   args.in_features = 32;
-  args.scale_group = 32;
+  args.scale_group = 48;
   EXPECT_EQ(GetParam().run(args, nullptr), cudaErrorNotSupported);
   args.scale_group = 0;
   args.codes = w.get() + 1;
