@@ -3,8 +3,8 @@
 
   reference.py MODEL_DIR IDS.json LOGITS.safetensors
 
-MODEL_DIR is a Llama folder in f32, bf16, f16, or FP8 with scales per tensor, channel or 128 x 128 block (widened to f32
-here). Prints the relative L2 distance, the largest difference and how often both name the same next token. Needs numpy.
+MODEL_DIR is a Llama folder in f32, bf16, f16, FP8 with scales per tensor, channel or 128 x 128 block, or int4 as
+compressed-tensors (pack-quantized), GPTQ or AWQ have it (widened to f32 here). Prints the relative L2 distance, the largest difference and how often both name the same next token. Needs numpy.
 """
 import json
 import pathlib
@@ -37,6 +37,8 @@ def read(path):
             values = data.view("<f2").astype(np.float32)
         elif entry["dtype"] == "BF16":
             values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        elif entry["dtype"] in ("I32", "I64"):
+            values = data.view("<i4" if entry["dtype"] == "I32" else "<i8")
         elif entry["dtype"] == "F8_E4M3":
             values = e4m3_table()[data]
         else:
@@ -45,7 +47,49 @@ def read(path):
     return tensors
 
 
+def nibbles(words, axis, order=range(8)):
+    """Eight codes of each word along `axis`; place i of a word has code order[i] of its eight."""
+    parts = [None] * 8
+    for i, at in enumerate(order):
+        parts[at] = words >> (4 * i) & 15
+    stacked = np.stack(parts, axis + 1)
+    shape = list(words.shape)
+    shape[axis] *= 8
+    return stacked.reshape(shape)
+
+
+def int4_weight(tensors, quantization, name):
+    """A matrix [out, in] in f32, or None: it is not in int4."""
+    module = name[: -len(".weight")]
+    if name + "_packed" in tensors:
+        n, k = (int(v) for v in tensors[name + "_shape"])
+        codes, scales = nibbles(tensors[name + "_packed"], 1)[:, :k], tensors[name + "_scale"]
+        zeros = np.full_like(scales, 8)
+        if name + "_zero_point" in tensors:
+            zeros = nibbles(tensors[name + "_zero_point"], 0)[:n]
+        groups = tensors.get(name + "_g_idx")
+    elif module + ".qweight" in tensors:
+        awq = quantization["quant_method"] == "awq"
+        order = [0, 2, 4, 6, 1, 3, 5, 7] if awq else range(8)
+        codes = nibbles(tensors[module + ".qweight"], 1 if awq else 0, order).T
+        zeros = nibbles(tensors[module + ".qzeros"], 1, order).T
+        if not awq and quantization.get("checkpoint_format", "gptq") == "gptq":
+            zeros = zeros + 1 & 15
+        scales, groups = tensors[module + ".scales"].T, tensors.get(module + ".g_idx")
+    else:
+        return None
+    if groups is None or (groups == -1).any():
+        group = quantization.get("group_size")
+        for of in quantization.get("config_groups", {}).values():
+            group = of["weights"].get("group_size")
+        group = codes.shape[1] if group in (None, -1) else group
+        groups = np.arange(codes.shape[1]) // group
+    return ((codes - zeros[:, groups]) * scales[:, groups]).astype(np.float32)
+
+
 def weight(tensors, name):
+    if name not in tensors:
+        return int4_weight(tensors, tensors["quantization_config"], name)
     w = tensors[name]
     for suffix in ("_scale", "_scale_inv"):
         scale = tensors.get(name + suffix)
@@ -104,6 +148,7 @@ def main():
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors.update(read(path))
+    tensors["quantization_config"] = config.get("quantization_config")
     ours = read(sys.argv[3])
     difference = size = largest = same = positions = 0
     for i, ids in enumerate(json.loads(pathlib.Path(sys.argv[2]).read_text())):

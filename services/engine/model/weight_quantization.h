@@ -47,7 +47,7 @@ std::string Fp8WeightsName(ScaleSharing sharing);
 // The same for int4: "int4-group128", or "int4-channel" for group 0.
 std::string Int4WeightsName(int64_t group);
 
-// What weights are quantized to while a model is loaded, or by splice quantize.
+// Types that weights are quantized to while a model is loaded, or by splice quantize.
 enum class QuantizeTo : uint8_t { kNone, kFp8, kInt4 };
 inline constexpr int64_t kInt4Group = 128;  // columns that have one scale in weights that are quantized here
 
