@@ -86,9 +86,8 @@ class ModelLoader {
       SPLICE_ASSIGN_OR_RETURN(layer.qkv_bias, Vectors({{attention + "q_proj.bias", c.q_size(), q_rows},
                                                        {attention + "k_proj.bias", c.kv_size(), kv_rows},
                                                        {attention + "v_proj.bias", c.kv_size(), kv_rows}}));
-      if (source_.Contains(attention + "o_proj.bias"))
-        return InvalidArgument("tensor '{}o_proj.bias': a bias of the output projection is not supported", attention);
     }
+    SPLICE_RETURN_IF_ERROR(RefuseBias(attention + "o_proj.bias", c.hidden_size));
     if (c.qk_norm) {
       SPLICE_ASSIGN_OR_RETURN(layer.q_norm, Vector(attention + "q_norm.weight", c.head_dim));
       SPLICE_ASSIGN_OR_RETURN(layer.k_norm, Vector(attention + "k_norm.weight", c.head_dim));
@@ -107,6 +106,18 @@ class ModelLoader {
                                     MatrixPart::Rows(mlp + "up_proj.weight", width, c.hidden_size, part)}));
     SPLICE_ASSIGN_OR_RETURN(layer.down,
                             Linear({MatrixPart::Columns(mlp + "down_proj.weight", c.hidden_size, width, part)}));
+    SPLICE_RETURN_IF_ERROR(RefuseBias(mlp + "gate_proj.bias", width));
+    SPLICE_RETURN_IF_ERROR(RefuseBias(mlp + "up_proj.bias", width));
+    return RefuseBias(mlp + "down_proj.bias", c.hidden_size);
+  }
+
+  // Folders of GPTQ have biases of zeros beside matrices that have none.
+  absl::Status RefuseBias(const std::string& name, int64_t size) {
+    if (!source_.Contains(name)) return absl::OkStatus();
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<float> values, source_.Floats(name, {size}));
+    for (const float value : values) {
+      if (value != 0) return InvalidArgument("tensor '{}': a bias of this projection is not supported", name);
+    }
     return absl::OkStatus();
   }
 

@@ -245,6 +245,22 @@ TEST_F(DamagedInt4Test, OrdersThatAreNone) {
               AllOf(HasSubstr("q_proj.weight"), HasSubstr("k_proj.weight"), HasSubstr("order of their columns")));
 }
 
+// GPTQ writes biases of zeros where the model has none.
+TEST_F(DamagedInt4Test, BiasesMayBeZeros) {
+  for (const auto& [name, size] : {std::pair{"model.layers.0.self_attn.o_proj.bias", Int4Folders::kHidden},
+                                   std::pair{"model.layers.0.mlp.up_proj.bias", Int4Folders::kWidth}}) {
+    const auto with = [&, name = name, size = size](float last) {
+      return Error(Int4Format::kGptq, [&](test::Fp8Tensors& tensors, const std::string&) {
+        std::vector<float> bias(size, 0.0f);
+        bias.back() = last;
+        tensors[name] = test::HalfTensor({size}, bias);
+      });
+    };
+    EXPECT_EQ(with(0), "it loaded");
+    EXPECT_THAT(with(0.5f), AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr(name), HasSubstr("bias")));
+  }
+}
+
 TEST_F(DamagedInt4Test, EmbeddingsMayNotBeQuantized) {
   for (const Int4Format format : {Int4Format::kPacked, Int4Format::kAwq}) {
     Int4Folders folders(dir_.path(), format, Seed());

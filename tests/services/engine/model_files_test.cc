@@ -292,8 +292,8 @@ TEST(FamilyConfigTest, MixtureOfExperts) {
 
 TEST(FamilyConfigTest, RefusesWhatItCannotRun) {
   json c = FamilyConfig("Qwen3ForCausalLM");
-  c["quantization_config"] = {{"quant_method", "gptq"}};
-  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("gptq")));
+  c["quantization_config"] = {{"quant_method", "bitsandbytes"}};
+  EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("bitsandbytes")));
   c = FamilyConfig("Qwen3ForCausalLM");
   c["rope_parameters"] = {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}}};
   EXPECT_THAT(ParseError(c), AllOf(HasSubstr("UNIMPLEMENTED"), HasSubstr("rope_parameters")));
