@@ -19,6 +19,7 @@
 #include "services/base/status.h"
 #include "services/router/admission/fair_pool.h"
 #include "services/router/admission/work_pool.h"
+#include "services/router/dispatch/history_reading.h"
 #include "services/router/grpc/admin_service.h"
 #include "services/router/grpc/inference_service.h"
 #include "services/router/http/admin_api.h"
@@ -138,7 +139,8 @@ class Server final : public RouterServer {
         *dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
         OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
-    control_api_ = std::make_unique<ControlApi>(*dispatcher_, keys_, loopback);
+    history_ = std::make_unique<History>(HistoryOptionsFor(options_.history_period));
+    control_api_ = std::make_unique<ControlApi>(*dispatcher_, *history_, keys_, loopback);
     HttpServerOptions http = options_.http;
     http.tls = http_tls_;
     http.on_handshake = [this](HandshakeResult result) { handshakes_[static_cast<size_t>(result)]->Increment(); };
@@ -249,6 +251,7 @@ class Server final : public RouterServer {
     std::lock_guard lock(readiness_mutex_);
     if (stopped_) return;
     if (host_->ready() != dispatcher_->ready()) host_->SetReady(dispatcher_->ready());
+    if (history_->Due()) history_->Add(ReadHistory(*dispatcher_));
     if (++readiness_rounds_ % 10 == 0) {
       ReloadKeys();
       TrimMemory();
@@ -293,6 +296,7 @@ class Server final : public RouterServer {
   std::unique_ptr<Cors> cors_;
   std::unique_ptr<OpenAiApi> api_;
   std::unique_ptr<AdminApi> admin_api_;
+  std::unique_ptr<History> history_;
   std::unique_ptr<ControlApi> control_api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<InferenceService> inference_;

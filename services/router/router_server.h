@@ -52,6 +52,7 @@ struct RouterOptions {
   StoredResponsesOptions stored_responses;                              // HTTP: for previous_response_id
   bool special_tokens_in_text = false;                                  // see ServedModelOptions
   std::string generation_config = "auto";                               // see ServedModelOptions
+  std::chrono::milliseconds history_period{5'000};                      // length of a sample of /control/v1/history
   int admin_threads = 4;     // calls of the admin API that may wait for the stores
   int publish_threads = 2;   // knowledge bases that are published at once; more wait
   int io_threads = 2;        // sockets, timers and all request logic; nothing on them blocks

@@ -19,6 +19,13 @@ std::string Seconds(double s) {
   return s < 120 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} min", s / 60);
 }
 
+// The method that ran; until that is known, the one that was asked for.
+std::string ReuseOf(const json& request) {
+  const json ran = request.value("ran", json());
+  const std::string name = ran.is_object() ? Text(ran["reuse"]) : Text(request["reuse"]);
+  return name.empty() ? "auto" : name;
+}
+
 double KvShare(const json& decode) {
   const double total = decode["total_pages"];
   return total > 0 ? 100 * (1 - decode["free_pages"].get<double>() / total) : 0;
@@ -97,7 +104,7 @@ std::vector<std::string> RequestLines(const json& requests, size_t width, size_t
   for (const json& r : requests) {
     const std::string status = WithoutControls(r.value("status", ""));
     table.AddRow({Text(r["request_id"]), Text(r["caller"]),
-                  r["stage"] == "done" ? status.substr(0, status.find(':')) : Text(r["stage"]), Text(r["reuse"]),
+                  r["stage"] == "done" ? status.substr(0, status.find(':')) : Text(r["stage"]), ReuseOf(r),
                   std::to_string(r["tokens"]["prompt"].get<uint64_t>()),
                   std::to_string(r["tokens"]["cached"].get<uint64_t>()),
                   std::to_string(r["tokens"]["completion"].get<uint64_t>()), Seconds(r["seconds"]["ttft"]),

@@ -42,6 +42,7 @@ void Generation::Start() {
   core_.requests().Begin(id_, {.request_id = request_.request_id,
                                .caller = request_.caller.name,
                                .api = request_.api,
+                               .trace_id = request_.trace.TraceIdHex(),
                                .reuse = request_.reuse.policy(),
                                .decode = request_.reuse.decode(),
                                .stage = "tokenizing"});

@@ -112,11 +112,13 @@ void Generation::Finish(const absl::Status& status) {
   lease_.Reset();
   deadline_timer_.cancel();
   retry_timer_.cancel();
-  core_.metrics().e2e_seconds.Observe(SecondsSince(arrived_));
+  const double seconds = SecondsSince(arrived_);
+  core_.metrics().e2e_seconds.Observe(seconds);
   LogLine(status);
   RecordTrace(status);
   core_.requests().End(id_, [&](RequestRecord& record) {
     Describe(record);
+    record.seconds = seconds;  // from the arrival, as TTFT is: never less than it
     record.status = status.ok() ? "OK" : status.ToString();
   });
   sink_.reset();

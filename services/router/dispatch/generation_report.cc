@@ -10,6 +10,22 @@ namespace {
 
 FaultPoint deliver_fault("router.deliver");
 
+RequestRan RanOf(const v1::Receipt& r, bool exact) {
+  return {.reuse = r.reuse_policy(),
+          .decode = r.decode_selector(),
+          .exact = exact,
+          .prefill_place = r.prefill(),
+          .transport = r.transport(),
+          .transfer_seconds = r.transfer_seconds(),
+          .prefix_tokens = r.cached_tokens(),
+          .stored_tokens = r.stored_tokens(),
+          .aligned_tokens = r.aligned_tokens(),
+          .recomputed_tokens = r.recomputed_tokens(),
+          .computed_tokens = r.computed_tokens(),
+          .bytes_fetched = r.bytes_fetched(),
+          .bytes_moved = r.bytes_moved()};
+}
+
 }  // namespace
 
 // Until the first token; behind it a retry is a span and no stage.
@@ -103,7 +119,6 @@ void Generation::Note(const char* stage) {
 }
 
 void Generation::Describe(RequestRecord& record) const {
-  record.reuse = request_.reuse.policy();
   if (attempt_ != nullptr) {
     record.prefill_worker = attempt_->prefill.process_id();
     record.decode_worker = attempt_->decode.worker_id;
@@ -114,6 +129,7 @@ void Generation::Describe(RequestRecord& record) const {
   record.prompt_tokens = static_cast<uint32_t>(num_prompt_tokens());
   record.cached_tokens = receipt_.cached_tokens() + receipt_.aligned_tokens();
   record.completion_tokens = answer_.num_tokens();
+  if (started_output_) record.ran = RanOf(receipt_, receipt_.exact() && history_.migrations == 0);
   record.attempts = history_.attempts;
   record.migrations = history_.migrations;
 }

@@ -19,6 +19,8 @@ PrefillView PlaceView(const Info& info) {
 PrefillView WorkerView(const v1::PrefillInfo& info) {
   PrefillView view = PlaceView(info);
   view.epoch = info.epoch();
+  view.free_pages = info.free_pages();
+  view.total_pages = info.total_pages();
   view.draining = info.draining();
   view.structured_output = info.structured_output();
   return view;

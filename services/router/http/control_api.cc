@@ -1,16 +1,20 @@
 #include "services/router/http/control_api.h"
 
+#include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "services/base/clock.h"
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/base/version.h"
+#include "services/methods/methods.h"
 #include "services/router/dispatch/generation.h"
 #include "services/router/http/admin_api.h"
 #include "services/router/http/browser_guard.h"
+#include "services/router/http/control_json.h"
 #include "services/router/http/error_response.h"
-#include "services/router/http/ui_page.h"
+#include "services/router/http/ui_files.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/telemetry/audit.h"
@@ -20,32 +24,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "/control/v1/";
 constexpr std::string_view kRequests = "requests/", kWorkers = "workers/", kCancel = "/cancel", kDrain = "/drain";
+constexpr std::string_view kHistory = "history", kSeconds = "seconds=";
 constexpr std::chrono::milliseconds kDrainTimeout{2'000};
-
-OrderedJson RecordJson(const RequestRecord& r) {
-  OrderedJson out;
-  out["request_id"] = r.request_id;
-  out["caller"] = r.caller;
-  out["api"] = r.api;
-  out["stage"] = r.stage;
-  if (!r.status.empty()) out["status"] = r.status;
-  out["reuse"] = r.reuse;
-  out["decode"] = r.decode;
-  out["started_unix_ms"] = r.started_unix_ms;
-  out["seconds"] = {{"total", r.seconds}, {"queue", r.queue_seconds}, {"ttft", r.ttft_seconds}};
-  if (!r.ttft_stages.empty()) out["seconds"]["ttft_stages"] = r.ttft_stages;
-  out["tokens"] = {{"prompt", r.prompt_tokens}, {"cached", r.cached_tokens}, {"completion", r.completion_tokens}};
-  out["workers"] = {{"prefill", r.prefill_worker}, {"decode", r.decode_worker}};
-  out["attempts"] = r.attempts;
-  out["migrations"] = r.migrations;
-  return out;
-}
-
-// Null while it is not known.
-OrderedJson ClockJson(const std::optional<ClockOffset>& clock) {
-  if (!clock.has_value()) return nullptr;
-  return {{"offset_seconds", clock->seconds}, {"bound_seconds", clock->bound_s}};
-}
 
 // "a/b/cancel" after `prefix` → "a/b", or nothing.
 std::string_view NameBetween(std::string_view path, std::string_view prefix, std::string_view suffix) {
@@ -66,6 +46,33 @@ absl::StatusOr<bool> ParseDrainBody(std::string_view body) {
   SPLICE_RETURN_IF_ERROR(reader.Finish());
   if (!draining.has_value()) return ParamError("draining", "is required: true or false");
   return *draining;
+}
+
+void RespondMethod(HttpExchange& exchange, const char* allowed) {
+  const HttpRequest& request = exchange.request();
+  const absl::Status wrong =
+      Errorf(absl::StatusCode::kInvalidArgument, "{} takes {} only, got {}", request.path, allowed, request.method);
+  exchange.Respond({.status = 405, .body = ErrorBody(wrong, 405), .headers = {{"allow", allowed}}});
+}
+
+// "seconds=N", or nothing: all of it.
+absl::StatusOr<std::chrono::seconds> ParseSeconds(std::string_view query, std::chrono::milliseconds longest) {
+  const auto most = std::chrono::ceil<std::chrono::seconds>(longest);
+  if (query.empty()) return most;
+  int64_t seconds = 0;
+  const char* const end = query.data() + query.size();
+  const char* const begin = query.data() + std::min(kSeconds.size(), query.size());
+  const auto [rest, error] = std::from_chars(begin, end, seconds);
+  if (!query.starts_with(kSeconds) || rest != end || error != std::errc() || seconds < 1)
+    return ParamError("seconds", "must be a whole number of seconds from 1: history?seconds=1800, got \"{}\"", query);
+  return std::min(std::chrono::seconds(seconds), most);
+}
+
+OrderedJson MethodsJson() {
+  OrderedJson out = {{"reuse", OrderedJson::array()}, {"decode", OrderedJson::array()}};
+  for (const methods::Policy& policy : methods::Policies()) out["reuse"].push_back(policy.name);
+  for (const methods::Selector& selector : methods::Selectors()) out["decode"].push_back(selector.name);
+  return out;
 }
 
 using DrainCall = UnaryCall<v1::SetDrainingRequest, v1::SetDrainingResponse>;
@@ -93,11 +100,11 @@ void SendDrain(const std::shared_ptr<HttpExchange>& exchange, const std::string&
 
 }  // namespace
 
-ControlApi::ControlApi(Dispatcher& core, const ApiKeys& keys, bool loopback)
-    : core_(core), keys_(keys), loopback_(loopback) {}
+ControlApi::ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, bool loopback)
+    : core_(core), history_(history), keys_(keys), loopback_(loopback) {}
 
 bool ControlApi::Serves(const std::string& path) {
-  return path.starts_with(kPrefix) || path == "/debug/requests" || path == "/ui";
+  return path.starts_with(kPrefix) || path == "/debug/requests" || IsUiPath(path);
 }
 
 absl::StatusOr<Caller> ControlApi::Authorize(const HttpRequest& request) const {
@@ -107,7 +114,7 @@ absl::StatusOr<Caller> ControlApi::Authorize(const HttpRequest& request) const {
 }
 
 std::optional<HttpResponse> ControlApi::Refuse(const HttpRequest& header) const {
-  if (header.path == "/ui" && header.method == "GET") return std::nullopt;
+  if (IsUiPath(header.path) && !header.has_body) return std::nullopt;
   std::optional<Refusal> refusal = RefuseOperation(header, keys_.enabled(), [&] { return Authorize(header).status(); });
   if (!refusal.has_value()) return std::nullopt;
   if (header.method == "POST") {
@@ -123,12 +130,8 @@ std::optional<HttpResponse> ControlApi::Refuse(const HttpRequest& header) const 
 
 void ControlApi::Handle(const ExchangePtr& exchange) {
   const HttpRequest& request = exchange->request();
-  if (request.path == "/ui" && request.method == "GET") {
-    return exchange->Respond({.content_type = "text/html; charset=utf-8",
-                              .body = std::string(kUiPage),
-                              .headers = {{"content-security-policy",
-                                           "default-src 'none'; style-src 'unsafe-inline'; script-src "
-                                           "'unsafe-inline'; connect-src 'self'"}}});
+  if (IsUiPath(request.path)) {
+    return request.method == "GET" ? exchange->Respond(UiResponse(request)) : RespondMethod(*exchange, "GET");
   }
   const absl::StatusOr<Caller> caller = Authorize(request);
   if (!caller.ok()) return RespondError(*exchange, caller.status(), "");
@@ -136,21 +139,35 @@ void ControlApi::Handle(const ExchangePtr& exchange) {
       request.path == "/debug/requests"
           ? std::string_view("requests")
           : std::string_view(request.path).substr(std::min(kPrefix.size(), request.path.size()));
-  const auto read = reads_.find(path);
-  const bool reads = read != reads_.end();
   const std::string_view cancelled = NameBetween(path, kRequests, kCancel);
   const std::string_view drained = NameBetween(path, kWorkers, kDrain);
-  if (!reads && cancelled.empty() && drained.empty()) return RespondError(*exchange, NotHere(request), "");
-  const char* const method = reads ? "GET" : "POST";
-  if (request.method != method) {
-    const absl::Status wrong =
-        Errorf(absl::StatusCode::kInvalidArgument, "{} takes {} only, got {}", request.path, method, request.method);
-    return exchange->Respond({.status = 405, .body = ErrorBody(wrong, 405), .headers = {{"allow", method}}});
-  }
-  if (reads) return RespondJson(*exchange, (this->*read->second)());
+  if (cancelled.empty() && drained.empty()) return Answer(exchange, path);
+  if (request.method != "POST") return RespondMethod(*exchange, "POST");
   const absl::StatusOr<std::string> name = PercentDecode(std::string(cancelled.empty() ? drained : cancelled));
   if (!name.ok()) return RespondError(*exchange, name.status(), "");
   cancelled.empty() ? Drain(exchange, *caller, *name) : Cancel(exchange, *caller, *name);
+}
+
+void ControlApi::Answer(const ExchangePtr& exchange, std::string_view path) const {
+  const HttpRequest& request = exchange->request();
+  const std::string_view one = NameBetween(path, kRequests, "");
+  const auto read = reads_.find(path);
+  if (read == reads_.end() && path != kHistory && one.empty()) return RespondError(*exchange, NotHere(request), "");
+  if (request.method != "GET") return RespondMethod(*exchange, "GET");
+  if (read != reads_.end()) return RespondJson(*exchange, (this->*read->second)());
+  if (path == kHistory) {
+    const absl::StatusOr<std::chrono::seconds> age = ParseSeconds(request.query, history_.span());
+    if (!age.ok()) return RespondError(*exchange, age.status(), "");
+    return RespondJson(*exchange, HistoryJson(history_, *age));
+  }
+  const absl::StatusOr<std::string> id = PercentDecode(std::string(one));
+  if (!id.ok()) return RespondError(*exchange, id.status(), "");
+  const std::optional<RequestRecord> found = core_.requests().Find(*id);
+  if (found.has_value()) return RespondJson(*exchange, RecordJson(*found));
+  RespondError(*exchange,
+               Errorf(absl::StatusCode::kNotFound,
+                      "there is no request {} among those under way and the last that ended on this router", *id),
+               "");
 }
 
 OrderedJson ControlApi::Status() const {
@@ -168,6 +185,7 @@ OrderedJson ControlApi::Status() const {
                   {"default_reuse", fleet->model.default_reuse},
                   {"head_map", fleet->model.head_map}};
   out["requests"] = {{"running", core_.admission().num_running()}, {"waiting", core_.admission().num_waiting()}};
+  out["methods"] = MethodsJson();
   RouterMetrics& m = core_.metrics();
   out["prompt_tokens"] = {{"prefix", m.reuse_prefix_tokens.Value()},
                           {"segment", m.reuse_segment_tokens.Value()},
@@ -212,6 +230,8 @@ OrderedJson ControlApi::Workers() const {
                     {"queued_tokens", p.queued_tokens},
                     {"sent_tokens", load.prefill_tokens},
                     {"tokens_per_second", p.tokens_per_s},
+                    {"free_pages", p.free_pages},
+                    {"total_pages", p.total_pages},
                     {"max_prompt_tokens", p.max_prompt_tokens},
                     {"clock", ClockJson(p.clock)},
                     {"links", std::move(links)}});

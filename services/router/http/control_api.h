@@ -5,10 +5,12 @@
 //   GET  /control/v1/status                     the router, the model, the two pools
 //   GET  /control/v1/workers                    every worker with its load and its KV connections
 //   GET  /control/v1/requests, /debug/requests  under way, and the last 256 that ended
+//   GET  /control/v1/requests/{id}              one of them
+//   GET  /control/v1/history?seconds=N          samples of the last half hour, or of less; a column for each quantity
 //   GET  /control/v1/scale                      how many workers each pool should have, and why
 //   POST /control/v1/requests/{id}/cancel
 //   POST /control/v1/workers/{id}/drain         {"draining": true|false}: nothing new is sent there, by no router
-//   GET  /ui                                    a page that shows the above; asks for the key itself
+//   GET  /ui, /ui/{file}                        a page that shows the above and asks for the key itself (ui_files.h)
 #pragma once
 
 #include <chrono>
@@ -22,6 +24,7 @@
 #include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
 #include "services/router/request/openai_response.h"
+#include "services/router/telemetry/history.h"
 
 namespace spl::router {
 
@@ -29,7 +32,7 @@ namespace spl::router {
 class ControlApi {
  public:
   // `loopback`: the server listens on this machine only.
-  ControlApi(Dispatcher& core, const ApiKeys& keys, bool loopback);
+  ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, bool loopback);
 
   static bool Serves(const std::string& path);
   // Checks a request's header (HttpGate): returns the answer to a forbidden request and writes it to the audit log.
@@ -42,6 +45,8 @@ class ControlApi {
 
   // PermissionDenied, Unauthenticated: the caller may not operate.
   absl::StatusOr<Caller> Authorize(const HttpRequest& request) const;
+  // Answers a request for something to read.
+  void Answer(const ExchangePtr& exchange, std::string_view path) const;
   OrderedJson Status() const;
   OrderedJson Workers() const;
   OrderedJson Requests() const;
@@ -56,6 +61,7 @@ class ControlApi {
                                                    {"requests", &ControlApi::Requests},
                                                    {"scale", &ControlApi::Scale}};
   Dispatcher& core_;
+  const History& history_;
   const ApiKeys& keys_;
   const bool loopback_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();

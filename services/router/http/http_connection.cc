@@ -52,7 +52,7 @@ std::string WholeResponse(const HttpResponse& response, const ResponseForm& form
   std::string bytes = Head(response.status, response.content_type, response.headers);
   bytes += fmt::format("content-length: {}\r\nconnection: {}\r\n\r\n", response.body.size(),
                        form.keep_alive ? "keep-alive" : "close");
-  if (!form.head) bytes += response.body;
+  if (!form.head && response.status != 304) bytes += response.body;  // 304 names the length of what it stands for
   return bytes;
 }
 

@@ -29,6 +29,7 @@ HttpRequest HeaderOf(const BeastRequest& message) {
   out.origin = ToStd(message[http::field::origin]);
   out.sec_fetch_site = ToStd(message["sec-fetch-site"]);
   out.preflight_headers = ToStd(message[http::field::access_control_request_headers]);
+  out.if_none_match = ToStd(message[http::field::if_none_match]);
   out.content_type = ToStd(message[http::field::content_type]);
   out.forwarded = message.count("forwarded") + message.count("x-forwarded-for") + message.count(http::field::via) > 0;
   return out;

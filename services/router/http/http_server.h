@@ -60,6 +60,7 @@ struct HttpRequest {
   std::string timeout_ms;  // the header x-request-timeout-ms
   std::string host, origin, sec_fetch_site, content_type;
   std::string preflight_headers;  // the header access-control-request-headers
+  std::string if_none_match;      // the header of this name
   bool forwarded = false;         // true: a proxy that says so has forwarded it (forwarded, x-forwarded-for, via)
   bool has_body = false;          // true: its header announces a body
   // Arrival time of its last byte.

@@ -77,10 +77,71 @@ TEST_F(ControlApiTest, ShowsPoolsWorkersAndRequests) {
     EXPECT_GT(seen["seconds"]["total"].get<double>(), 0);
     EXPECT_FALSE(seen["workers"]["decode"].get<std::string>().empty());
   }
-  const TestResponse page = Call(cluster_.http(), "GET", "/ui");
-  EXPECT_EQ(page.status, 200);
-  EXPECT_THAT(page.body, HasSubstr("/control/v1/"));
-  EXPECT_EQ(page.headers.at("content-type"), "text/html; charset=utf-8");
+}
+
+// A request says what was asked and, once its first token is there, what ran.
+TEST_F(ControlApiTest, ShowsWhatRan) {
+  cluster_.StartRouter();
+  for (const auto& [id, reuse] : {std::pair("asked-one", R"(,"splice":{"reuse":"exact"})"), {"auto-one", ""}}) {
+    const std::string body = std::string(R"({"prompt":"some words","max_tokens":1)") + reuse + "}";
+    const TestResponse answer = Call(cluster_.http(), "POST", kCompletions, body, {std::string("x-request-id: ") + id});
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const json receipt = json::parse(answer.body)["splice"], seen = Get(std::string("/control/v1/requests/") + id);
+    EXPECT_EQ(seen["request_id"], id);
+    EXPECT_EQ(seen["reuse"], std::string(reuse).empty() ? "" : "exact");
+    EXPECT_EQ(seen["trace_id"].get<std::string>().size(), 32u);
+    EXPECT_GE(seen["seconds"]["total"].get<double>(), seen["seconds"]["ttft"].get<double>());
+    ASSERT_TRUE(seen["ran"].is_object()) << seen;
+    EXPECT_EQ(seen["ran"]["reuse"], receipt["reuse"]);
+    EXPECT_EQ(seen["ran"]["decode"], receipt["decode"]);
+    EXPECT_EQ(seen["ran"]["exact"], receipt["exact"]);
+    EXPECT_EQ(seen["ran"]["tokens"]["prefix"], receipt["tokens"]["cached"]);
+    EXPECT_EQ(seen["ran"]["tokens"]["computed"], receipt["tokens"]["computed"]);
+    EXPECT_EQ(seen["ran"]["transport"], receipt["transport"]);
+  }
+  EXPECT_EQ(Call(cluster_.http(), "GET", "/control/v1/requests/never-seen").status, 404);
+  EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/requests/asked-one", "{}").status, 405);
+}
+
+TEST_F(ControlApiTest, HasAHistory) {
+  cluster_.options.history_period = std::chrono::milliseconds(100);
+  cluster_.StartRouter();
+  std::string prompt;
+  for (int i = 0; i < 100; ++i) prompt += "some words ";
+  const TestResponse answer =
+      Call(cluster_.http(), "POST", kCompletions, json{{"prompt", prompt}, {"max_tokens", 3}}.dump());
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  const json tokens = json::parse(answer.body)["splice"]["tokens"];
+  json history;
+  const auto sum = [&](const char* column) {
+    double total = 0;
+    for (const json& value : history["columns"][column]) total += value.get<double>();
+    return total;
+  };
+  ASSERT_TRUE(Eventually([&] {
+    history = Get("/control/v1/history?seconds=1800");
+    return history["unix_ms"].size() >= 2 && sum("requests_per_second") > 0;
+  }));
+  EXPECT_DOUBLE_EQ(history["period_seconds"].get<double>(), 0.1);
+  EXPECT_GT(sum("output_tokens_per_second"), 0);
+  const double cached = tokens["cached"], computed = tokens["prompt"].get<double>() - cached;
+  ASSERT_GT(computed, 0);
+  EXPECT_NEAR(sum("prompt_computed_tokens_per_second") / sum("prompt_local_tokens_per_second"), computed / cached,
+              1e-3);
+  EXPECT_EQ(sum("errors_per_second"), 0);
+  int64_t last = 0;
+  for (const json& time : history["unix_ms"]) {
+    EXPECT_GT(time.get<int64_t>(), last);
+    last = time.get<int64_t>();
+  }
+  size_t observed = 0;
+  for (const json& value : history["columns"]["ttft_p95_seconds"]) observed += value.is_number() ? 1 : 0;
+  EXPECT_EQ(observed, 1u) << "null in periods without a first token: " << history;
+  for (const auto& [name, values] : history["columns"].items())
+    EXPECT_EQ(values.size(), history["unix_ms"].size()) << name;
+  EXPECT_LE(Get("/control/v1/history?seconds=1")["unix_ms"].size(), 11u);
+  for (const char* wrong : {"seconds=", "seconds=0", "seconds=-3", "seconds=1.5", "seconds=5&x=1", "minutes=3"})
+    EXPECT_EQ(Call(cluster_.http(), "GET", std::string("/control/v1/history?") + wrong).status, 400) << wrong;
 }
 
 TEST_F(ControlApiTest, CancelsARequestUnderWay) {
@@ -132,12 +193,14 @@ TEST_F(ControlApiTest, OnlyOperatorsWithKeys) {
   std::ofstream(path) << "key-a alice\nkey-o olga rpm=100 role=operator\n";
   cluster_.options.api_keys_file = path;
   cluster_.StartRouter();
-  for (const char* route : {"/control/v1/status", "/control/v1/workers", "/control/v1/requests", "/debug/requests"}) {
+  for (const char* route : {"/control/v1/status", "/control/v1/workers", "/control/v1/requests", "/control/v1/history",
+                            "/control/v1/requests/x", "/debug/requests"}) {
     EXPECT_EQ(Call(cluster_.http(), "GET", route).status, 401) << route;
     const TestResponse refused = Call(cluster_.http(), "GET", route, "", {"authorization: Bearer key-a"});
     EXPECT_EQ(refused.status, 403) << route;
     EXPECT_THAT(refused.body, HasSubstr("role=operator"));
-    EXPECT_EQ(Call(cluster_.http(), "GET", route, "", {"authorization: Bearer key-o"}).status, 200) << route;
+    const int allowed = Call(cluster_.http(), "GET", route, "", {"authorization: Bearer key-o"}).status;
+    EXPECT_EQ(allowed, std::string(route).ends_with("/x") ? 404 : 200) << route;
   }
   EXPECT_EQ(Call(cluster_.http(), "POST", "/control/v1/workers/d0/drain", R"({"draining":true})",
                  {"authorization: Bearer key-a"})

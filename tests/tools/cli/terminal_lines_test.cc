@@ -120,6 +120,17 @@ TEST(TopLinesTest, UseTheWindow) {
   EXPECT_THAT(Joined(Screen(1, 0, 50).Lines(80, 24)), HasSubstr("and 39 more"));
 }
 
+// The method that ran, as soon as it is known.
+TEST(TopLinesTest, SayWhatRan) {
+  Screen screen(1, 2, 0);
+  screen.requests["active"][0]["reuse"] = "";
+  screen.requests["active"][1]["ran"] = {{"reuse", "exact"}};
+  const std::string shown = Joined(screen.Lines(200, 100));
+  EXPECT_THAT(shown, HasSubstr(" auto "));
+  EXPECT_THAT(shown, HasSubstr(" exact "));
+  EXPECT_THAT(shown, Not(HasSubstr("sparsex")));
+}
+
 class ProgressLineTest : public ::testing::Test {
  protected:
   ~ProgressLineTest() override {
