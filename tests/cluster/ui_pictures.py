@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Takes the documentation's pictures of the operators' page: `splice serve` with splice-tiny under load, in a headless Chromium.
 
-    tests/cluster/ui_pictures.py DIR     writes DIR/ui-overview.png and DIR/ui-request.png"""
+    python3 tests/cluster/ui_pictures.py DIR     writes DIR/ui-overview.png and DIR/ui-request.png"""
 import pathlib
 import subprocess
 import sys
