@@ -152,13 +152,13 @@ TEST_F(ClusterTest, TheAllInOneProcessEqualsThePlainModelAndDrains) {
     return MetricValue(HttpGet(serve->ready("http"), "/metrics").body, "splice_request_success_total");
   };
   const double before = answered();
-  const Process::Result bench = Process::Run(
-      {BinDir() + "/splice", "bench", "--endpoint", "http://" + serve->ready("http"), "--concurrency", "2",
-       "--num-requests", "100000", "--input-tokens", "16", "--output-tokens", "2"},
-      60s, [&](int pid) {
-        EXPECT_TRUE(Eventually([&] { return answered() >= before + 10; }));
-        ::kill(pid, SIGINT);
-      });
+  const Process::Result bench =
+      Process::Run({BinDir() + "/splice", "bench", "--endpoint", "http://" + serve->ready("http"), "--concurrency", "2",
+                    "--num-requests", "100000", "--input-tokens", "16", "--output-tokens", "2"},
+                   60s, [&](int pid) {
+                     EXPECT_TRUE(Eventually([&] { return answered() >= before + 10; }));
+                     ::kill(pid, SIGINT);
+                   });
   EXPECT_EQ(bench.exit_code, 130) << bench.err;
   EXPECT_THAT(bench.out, testing::HasSubstr("TTFT"));
   EXPECT_THAT(bench.err, testing::HasSubstr("of 100000 requests were finished"));

@@ -17,8 +17,8 @@ class Process {
   // when the process ends or stays silent.
   static std::unique_ptr<Process> StartAndWaitReady(const std::vector<std::string>& argv,
                                                     std::chrono::seconds timeout = std::chrono::seconds(60));
-  // Starts `argv`, calls `meanwhile` with its pid, waits for its end, returns the exit code (-1 after `timeout`: killed),
-  // stdout and stderr.
+  // Starts `argv`, calls `meanwhile` with its pid, waits for its end, returns the exit code (-1 after `timeout`:
+  // killed), stdout and stderr.
   struct Result {
     int exit_code = -1;
     std::string out, err;

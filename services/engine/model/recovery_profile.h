@@ -13,10 +13,10 @@ namespace spl::engine {
 
 // Immutable once it is read; any thread.
 struct RecoveryProfile {
-  int32_t num_layers = 0;        // of the model that was measured
+  int32_t num_layers = 0;        // layers of the model that was measured
   int32_t probe_layers = 0;      // in [1, num_layers]
   int32_t score_layers = 0;      // last layers of the probe that score, in [1, probe_layers]
-  double recompute_share = 0;    // of the reused tokens, in (0, 1]
+  double recompute_share = 0;    // share of the reused tokens, in (0, 1]
   chunk::Digest fingerprint{};   // the model's; all zero: unknown
   std::string data;              // what was asked, for people
   int64_t answers = 0;           // questions; 0: not measured

@@ -96,7 +96,7 @@ inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
     {"recompute_min", &ReuseOptions::recompute_min, -1, kernels::kTopKScoresMax},
     {"recompute_max", &ReuseOptions::recompute_max, 0, kernels::kTopKScoresMax},
     {"score_pool", &ReuseOptions::score_pool, 0, kernels::kPoolRadiusMax},
-    {"probe_layers", &ReuseOptions::probe_layers},
+    {"probe_layers", &ReuseOptions::probe_layers, -1},
     {"score_layers", &ReuseOptions::score_layers, 1},
     {"overflow_tokens", &ReuseOptions::overflow_tokens, 0, 4096},
     {"tail_tokens", &ReuseOptions::tail_tokens, 1, 4096},

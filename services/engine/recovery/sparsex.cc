@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "services/base/check.h"
 #include "services/engine/recovery/reuse_options.h"
 
 namespace spl::engine {
@@ -139,6 +140,7 @@ PositionRanges SparseXPolicy::RowsWithoutScores(const ReuseLayout& layout) const
 }
 
 PositionRanges SparseXPolicy::Tail(const ReuseLayout& layout) const {
+  SPLICE_CHECK(!layout.reused.empty(), "a prompt without copies has no tail");
   const PositionRange& last = layout.reused.back();
   if (last.end < layout.num_tokens) return {};
   return MergeRanges({{std::max(last.begin, last.end - options_.tail_tokens), last.end}});

@@ -39,6 +39,7 @@ int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
 
 void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
+  if (layout.reused.empty()) return;  // nothing is recovered either way
   probes_ = options().probe_layers > 0 || CostOf(layout) < SparseXPolicy::CostOf(layout);
 }
 

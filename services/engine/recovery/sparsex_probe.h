@@ -36,7 +36,7 @@ class SparseXProbePolicy final : public SparseXPolicy {
   PositionRanges Probes(const ReuseLayout& layout) const;
   int64_t NumProbed(const ReuseLayout& layout) const;
 
-  const double share_;     // of the copies, unless the options name one
+  const double share_;     // share of the copies, unless the options name one
   const int32_t end_;      // the probe's layers are [0, end_)
   const int32_t scoring_;  // the last of them that score
   bool probes_ = true;     // known from Prepare on; false: dense layers cost less

@@ -109,7 +109,8 @@ TEST(RecoveryProfileTest, IsReadFromTheModelsFolder) {
   const spl::testing::TempDir dir;
   for (const auto& file : std::filesystem::directory_iterator(test::kTinyModel)) {
     if (file.path().filename() != "recovery.json")
-      std::filesystem::create_symlink(std::filesystem::absolute(file.path()), dir.path() + "/" + file.path().filename().string());
+      std::filesystem::create_symlink(std::filesystem::absolute(file.path()),
+                                      dir.path() + "/" + file.path().filename().string());
   }
   const auto load = [&](const std::string& option) {
     return Model::Load(dir.path(), *test::DevicesOf("cpu"), {.recovery_profile = option});

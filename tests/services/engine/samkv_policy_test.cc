@@ -275,9 +275,9 @@ TEST_P(SamKvPolicyTest, RecoveredKeepsWhatSparseXHasRecovered) {
     for (const int32_t dense_layers : {-1, 0, kLayers}) {
       const Prompt prompt(machine_, random, 4, 500, 900, question);
       const auto length = static_cast<int32_t>(prompt.tokens.size());
-      const Result want =
-          Prefill(machine_, prompt.tokens, {.policy = "sparsex", .dense_layers = dense_layers, .recompute_share = 0.15},
-                  prompt.hits);
+      const Result want = Prefill(
+          machine_, prompt.tokens,
+          {.policy = "sparsex", .dense_layers = dense_layers, .recompute_share = 0.15, .probe_layers = 0}, prompt.hits);
       for (const double budget : {0.3, 1.0}) {
         const Result got =
             Prefill(machine_, prompt.tokens, {.policy = "samkv", .dense_layers = dense_layers, .budget_ratio = budget},

@@ -315,6 +315,19 @@ TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
   EXPECT_EQ(same.probe_layers(), 0);
 }
 
+TEST(SparseXPolicyTest, APromptWithoutCopiesIsComputed) {
+  const ModelConfig config = SmallConfig();
+  const ReuseLayout cold{1000, 64, {}, {}};
+  for (const int32_t probe_layers : {-1, 2}) {
+    SparseXProbePolicy policy(config, {.probe_layers = probe_layers});
+    const PrefillStage stage = policy.FirstStage(cold);
+    EXPECT_EQ(stage.rows, (PositionRanges{{64, 1000}}));
+    EXPECT_EQ(stage.layers, (LayerRange{0, config.num_layers}));
+    EXPECT_FALSE(policy.NextStage(cold, {}).has_value());
+    EXPECT_EQ(policy.probe_layers(), 0);
+  }
+}
+
 // The fresh text is computed twice with a probe: where it is long, dense layers compute fewer rows.
 TEST(SparseXPolicyTest, WithoutOptionsTheWayWithFewerRowsIsTaken) {
   ModelConfig config = SmallConfig();
