@@ -23,8 +23,8 @@ absl::Status OtherGeneration() {
 
 }  // namespace
 
-TicketTable::TicketTable(size_t max_tickets, WriterProofs* proofs)
-    : max_tickets_(max_tickets), proofs_(proofs), thread_([this] { ExpireLoop(); }) {}
+TicketTable::TicketTable(size_t max_tickets, WriterProofs* proofs, std::chrono::milliseconds unread_for)
+    : max_tickets_(max_tickets), proofs_(proofs), unread_for_(unread_for), thread_([this] { ExpireLoop(); }) {}
 
 TicketTable::~TicketTable() { SPLICE_CHECK(!thread_.joinable(), "Stop() was not called"); }
 
@@ -70,8 +70,10 @@ bool TicketTable::MarkRunning(const RandomId& id) {
   return true;
 }
 
-absl::StatusOr<std::shared_ptr<TokenStream>> TicketTable::FindStream(const RandomId& id, uint64_t generation) const {
+absl::StatusOr<std::shared_ptr<TokenStream>> TicketTable::FindStream(const RandomId& id, uint64_t generation) {
   std::lock_guard lock(mutex_);
+  if (const auto unread = unread_.find(id); unread != unread_.end() && unread->second.generation == generation)
+    return std::move(unread_.extract(unread).mapped().stream);
   const auto it = tickets_.find(id);
   if (it == tickets_.end() || it->second->state == TicketState::kQuarantined) return UnknownTicket();
   if (it->second->generation != generation) return OtherGeneration();
@@ -84,6 +86,8 @@ void TicketTable::Release(const RandomId& id, uint64_t generation, bool writer_q
   bool cancelled = false;
   {
     std::lock_guard lock(mutex_);
+    if (const auto unread = unread_.find(id); unread != unread_.end() && unread->second.generation == generation)
+      unread_.erase(unread);
     const auto it = tickets_.find(id);
     if (it == tickets_.end() || it->second->generation != generation) return;
     Ticket& ticket = *it->second;
@@ -114,11 +118,19 @@ void TicketTable::Drop(const RandomId& id, const absl::Status& why) {
     if (it == tickets_.end()) return;
     gone = std::move(it->second);
     tickets_.erase(it);
+    // In the same moment: a reader that comes now finds the one or the other.
+    if (!gone->cancelled->load() && unread_.size() < max_tickets_)
+      unread_[id] = {gone->generation, gone->stream, Clock::now() + unread_for_};
     changed_.notify_all();
   }
   const std::shared_ptr<TokenStream> stream = gone->stream;
+  const uint64_t generation = gone->generation;
   gone.reset();  // pages are free before the end is reported
   stream->End(why);
+  if (!stream->has_reader()) return;
+  std::lock_guard lock(mutex_);
+  if (const auto read = unread_.find(id); read != unread_.end() && read->second.generation == generation)
+    unread_.erase(read);
 }
 
 TicketCounts TicketTable::counts() const {
@@ -163,6 +175,7 @@ void TicketTable::ExpireOnce(Clock::time_point now) {
   std::vector<std::unique_ptr<Ticket>> gone;  // their pages go back without the lock
   {
     std::lock_guard lock(mutex_);
+    std::erase_if(unread_, [&](const auto& unread) { return now >= unread.second.until; });
     for (auto it = tickets_.begin(); it != tickets_.end();) {
       const auto at = it++;
       Ticket& ticket = *at->second;
@@ -223,6 +236,7 @@ void TicketTable::Stop(const absl::Status& why) {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     gone.swap(tickets_);
+    unread_.clear();
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();

@@ -71,7 +71,9 @@ class TicketTable {
  public:
   // `max_tickets` limits all states together. `proofs` must outlive the table. Null: only the writer itself ends a
   // quarantine.
-  explicit TicketTable(size_t max_tickets, WriterProofs* proofs = nullptr);
+  // `unread_for`: how long the stream of a sequence that has ended waits for a reader that is late.
+  explicit TicketTable(size_t max_tickets, WriterProofs* proofs = nullptr,
+                       std::chrono::milliseconds unread_for = std::chrono::seconds(10));
   ~TicketTable();  // Stop() must have been called
 
   // Takes the ticket over and returns its generation; the ticket itself may already be gone, released by another
@@ -85,14 +87,16 @@ class TicketTable {
   // kLanding → kRunning. False: the ticket was released in the meantime; it is dropped and freed.
   bool MarkRunning(const RandomId& id);
 
-  // Returns the stream of a ticket in any state but kQuarantined. NotFound, FailedPrecondition: as BeginLanding.
-  absl::StatusOr<std::shared_ptr<TokenStream>> FindStream(const RandomId& id, uint64_t generation) const;
+  // Returns the stream of a ticket in any state but kQuarantined, or of one that was dropped before anybody read it: a
+  // short answer may be complete before the router's call arrives. NotFound, FailedPrecondition: as BeginLanding.
+  absl::StatusOr<std::shared_ptr<TokenStream>> FindStream(const RandomId& id, uint64_t generation);
 
   // Gives a ticket up. Reserved: freed if the writer is quiet, otherwise quarantined. Landing or running: cancelled,
   // and the engine ends it. An unknown ticket is fine: it is gone already.
   void Release(const RandomId& id, uint64_t generation, bool writer_quiet, const absl::Status& why);
 
-  // Removes a ticket in any state and frees its resources.
+  // Removes a ticket in any state and frees its resources. Its stream stays for a while if nobody reads it yet, unless
+  // the ticket was given up.
   void Drop(const RandomId& id, const absl::Status& why);
 
   TicketCounts counts() const;
@@ -108,12 +112,21 @@ class TicketTable {
   void LookForProofs(std::chrono::steady_clock::time_point now);
   TicketCounts CountLocked() const;
 
-  const size_t max_tickets_;
+  // The stream of a dropped ticket that nobody reads yet.
+  struct Unread {
+    uint64_t generation = 0;
+    std::shared_ptr<TokenStream> stream;
+    std::chrono::steady_clock::time_point until;
+  };
+
+  const size_t max_tickets_;  // also of unread_
   WriterProofs* const proofs_;
+  const std::chrono::milliseconds unread_for_;
   std::function<void()> on_cancel_;
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;
   std::unordered_map<RandomId, std::unique_ptr<Ticket>, RandomIdHash> tickets_;
+  std::unordered_map<RandomId, Unread, RandomIdHash> unread_;
   uint64_t next_generation_ = 1;
   uint64_t expired_total_ = 0, cut_total_ = 0;
   bool stopping_ = false;

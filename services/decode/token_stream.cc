@@ -56,6 +56,11 @@ void TokenStream::End(const absl::Status& status) {
   Advance();
 }
 
+bool TokenStream::has_reader() {
+  std::lock_guard lock(mutex_);
+  return attached_once_;
+}
+
 grpc::ServerWriteReactor<v1::StreamChunk>* TokenStream::Attach() {
   Reactor* reactor = nullptr;
   {

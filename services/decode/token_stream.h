@@ -22,6 +22,8 @@ class TokenStream : public std::enable_shared_from_this<TokenStream> {
   void Push(const v1::StreamChunk& chunk);
   void End(const absl::Status& status);
 
+  // Whether a call reads this stream, or has read it.
+  bool has_reader();
   // Returns the reactor of the one call that reads this stream. Null: another call reads it already.
   grpc::ServerWriteReactor<v1::StreamChunk>* Attach();
 

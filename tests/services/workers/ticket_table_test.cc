@@ -175,6 +175,52 @@ TEST(WriterFenceTest, AWriterThatWasGoneBeforeTheReservationIsGone) {
   (*reader)->Stop();
 }
 
+// A short answer may be complete before the router's call for its tokens arrives.
+TEST(TicketTableTest, TheStreamOfATicketThatIsGoneWaitsForItsReader) {
+  TicketTable table(64);
+  const auto add = [&] {
+    auto ticket = MakeTicket();
+    const RandomId id = ticket->id;
+    const auto stream = ticket->stream;
+    return std::tuple(id, *table.Add(std::move(ticket)), stream);
+  };
+  const auto [id, generation, stream] = add();
+  table.Drop(id, absl::OkStatus());
+  EXPECT_EQ(table.counts().reserved, 0u);
+  EXPECT_EQ(table.FindStream(id, generation + 1).status().code(), absl::StatusCode::kNotFound);
+  const auto found = table.FindStream(id, generation);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, stream);
+  EXPECT_EQ(table.FindStream(id, generation).status().code(), absl::StatusCode::kNotFound) << "one reader";
+
+  const auto [released, its_generation, unused] = add();
+  table.Drop(released, absl::OkStatus());
+  table.Release(released, its_generation, true, absl::CancelledError("given up"));
+  EXPECT_EQ(table.FindStream(released, its_generation).status().code(), absl::StatusCode::kNotFound);
+
+  auto given_up = MakeTicket();
+  given_up->cancelled->store(true);
+  const RandomId its_id = given_up->id;
+  const uint64_t last = *table.Add(std::move(given_up));
+  table.Drop(its_id, absl::CancelledError("given up"));
+  EXPECT_EQ(table.FindStream(its_id, last).status().code(), absl::StatusCode::kNotFound);
+  table.Stop(absl::UnavailableError("stopped"));
+}
+
+TEST(TicketTableTest, StreamsThatNobodyReadsGo) {
+  TicketTable table(2, nullptr, std::chrono::milliseconds(0));
+  std::weak_ptr<TokenStream> left;
+  {
+    auto ticket = MakeTicket();
+    left = ticket->stream;
+    const RandomId id = ticket->id;
+    ASSERT_TRUE(table.Add(std::move(ticket)).ok());
+    table.Drop(id, absl::OkStatus());
+  }
+  EXPECT_TRUE(test::Eventually([&] { return left.expired(); }));
+  table.Stop(absl::UnavailableError("stopped"));
+}
+
 TEST(TicketTableTest, AFullTableRefuses) {
   TicketTable table(2);
   ASSERT_TRUE(table.Add(MakeTicket()).ok());

@@ -1,6 +1,7 @@
 // A prefill and a decode worker as the router drives them: whatever carrier moves the KV and whatever goes wrong on the
 // way, a token is never wrong and no page is lost.
 #include "tests/services/workers/workers_fixture.h"
+#include "tests/support/eventually.h"
 
 namespace spl {
 namespace {
@@ -273,6 +274,33 @@ TEST_P(WorkersTest, AProbeChoosesRowsAndTheReceiptNamesIt) {
   options.set_probe_layers(13);
   const Result refused = Generate(prompt, Sampling(12));
   EXPECT_EQ(refused.run.code(), absl::StatusCode::kInvalidArgument) << refused.run;
+}
+
+// The router opens the stream beside the prefill; on a busy machine a short answer is complete before it gets there.
+TEST_P(WorkersTest, AReaderThatComesBehindTheLastTokenGetsAllOfThem) {
+  const auto prompt = Prompt(81, 90);
+  const auto ticket = Reserve(prompt, Sampling(4));
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  grpc::ClientContext run_context, stream_context;
+  v1::PrefillResponse response;
+  const grpc::Status run = prefill_stub_->Run(&run_context, RunRequest(prompt, Sampling(4), *ticket), &response);
+  ASSERT_TRUE(run.ok()) << run.error_message();
+  ASSERT_TRUE(test::Eventually([&] {
+    grpc::ClientContext context;
+    v1::DecodeInfo info;
+    return decode_stub_->GetInfo(&context, {}, &info).ok() && info.reserved_tickets() + info.running_sequences() == 0;
+  })) << "the sequence ends";
+  v1::StreamRequest request;
+  request.set_ticket_id(ticket->ticket_id());
+  request.set_generation(ticket->generation());
+  const auto reader = decode_stub_->Stream(&stream_context, request);
+  std::vector<int32_t> tokens = {static_cast<int32_t>(response.first_tokens(0).token_id())};
+  for (v1::StreamChunk chunk; reader->Read(&chunk);) {
+    for (const auto& token : chunk.tokens()) tokens.push_back(static_cast<int32_t>(token.token().token_id()));
+  }
+  const grpc::Status end = reader->Finish();
+  EXPECT_TRUE(end.ok()) << end.error_message();
+  EXPECT_EQ(tokens, Expected(prompt, Sampling(4)));
 }
 
 TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
