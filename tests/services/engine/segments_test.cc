@@ -189,6 +189,8 @@ TEST_P(SegmentsTest, SparseXRecomputesAMinimum) {
   reuse.recompute_max = 100;
   EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 100);
   reuse.recompute_min = 40;
+  EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 58) << "a tenth, behind a probe";
+  reuse.probe_layers = 0;
   EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 40) << "5 % are 29";
   reuse = {.policy = "sparsex", .overflow_tokens = 0, .link_tokens = 0, .max_recompute_fraction = 0.25};
   EXPECT_EQ(Run(prompt, reuse, {isolated}).recomputed, 145) << "the request's contract";
