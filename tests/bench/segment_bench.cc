@@ -38,7 +38,7 @@ struct Flags {
   double reuse = 0.9;
   int32_t slice = 4096;
   int32_t dense_layers = -1, probe_layers = -1, score_layers = -1;  // the policy's own
-  double recompute_share = -1;  // each method's own
+  double recompute_share = -1;                                      // each method's own
   int32_t repeats = 5;
   double linear_tflops = 680, attention_tflops = 590;
   double max_seconds = 600;
@@ -494,7 +494,8 @@ int main(int argc, char** argv) {
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
-                 "policies; cold: sparsex without a hit; sparsex-dense, sparsex-probe=LAYERS, loopserve=ALPHA, minference=SLASHES, "
+                 "policies; cold: sparsex without a hit; sparsex-dense, sparsex-probe=LAYERS, loopserve=ALPHA, "
+                 "minference=SLASHES, "
                  "samkv=BUDGET (samkv-attention, samkv-means: by these)")
       ->delimiter(',')
       ->capture_default_str();
@@ -504,7 +505,8 @@ int main(int argc, char** argv) {
   app.add_option("--reuse", flags.reuse, "share of the prompt in them")->capture_default_str();
   app.add_option("--slice", flags.slice, "rows of one pass")->capture_default_str();
   app.add_option("--dense-layers", flags.dense_layers, "-1: the policy's own")->capture_default_str();
-  app.add_option("--probe-layers", flags.probe_layers, "of sparsex-probe without a number; -1: all")->capture_default_str();
+  app.add_option("--probe-layers", flags.probe_layers, "of sparsex-probe without a number; -1: all")
+      ->capture_default_str();
   app.add_option("--score-layers", flags.score_layers, "of sparsex-probe; -1: half")->capture_default_str();
   app.add_option("--recompute-share", flags.recompute_share)->capture_default_str();
   app.add_option("--repeats", flags.repeats)->check(CLI::PositiveNumber)->capture_default_str();
