@@ -1,4 +1,4 @@
-// What is done to int4 codes and rows of x in front of a product: see int4_gemm_cuda.h.
+// Int4 codes are widened and rows of x are put in order in front of a product: see int4_gemm_cuda.h.
 #include <cuda_bf16.h>
 
 #include <algorithm>

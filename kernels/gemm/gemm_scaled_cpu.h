@@ -58,9 +58,12 @@ class ScaledWeight : public LinearWeight {
 inline constexpr int64_t kRowsInRegisters = 12;
 
 // `Codes` below is how one weight's codes are read:
-//   MultiplyF32(x, x_stride, num_rows, depth, panel, block, sums)   as Fp8GemmKernels::multiply, from depth block
-//   `block` MultiplyBf16(x, num_rows, depth_blocks, panel, block, sums)     as Fp8Bf16Kernels::multiply Widen(panel,
-//   begin, end, out)                                   depth blocks [begin, end) as a bf16 panel has them
+//   MultiplyF32(x, x_stride, num_rows, depth, panel, block, sums): as Fp8GemmKernels::multiply, from depth block
+//   `block`
+//
+//   MultiplyBf16(x, num_rows, depth_blocks, panel, block, sums): as Fp8Bf16Kernels::multiply
+//
+//   Widen(panel, begin, end, out): depth blocks [begin, end) as a bf16 panel has them
 
 // One call with x in f32. Rows and panels do not interact, so a task is any part of both.
 template <typename Codes>

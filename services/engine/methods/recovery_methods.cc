@@ -25,7 +25,7 @@ namespace {
 using methods::HeadClasses;
 using PolicyPtr = std::unique_ptr<RecoveryPolicy>;
 
-// What is known about the model: each is null where nothing was measured, and the classes unless the policy uses them.
+// Measurements of the model: each is null where nothing was measured, and the classes unless the policy uses them.
 struct Measured {
   const HeadClassMap* head_classes = nullptr;
   const RecoveryProfile* recovery = nullptr;

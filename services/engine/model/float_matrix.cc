@@ -1,5 +1,7 @@
 #include "services/engine/model/float_matrix.h"
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "services/base/status.h"
@@ -22,6 +24,17 @@ absl::Status ForEachRow(kernels::ThreadPool& pool, const FloatMatrix& matrix,
     if (!refused[row].ok()) return Annotate(refused[row], fmt::format("row {}", row));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<float> LargestMagnitude(const float* values, int64_t count) {
+  float largest = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    finite &= std::isfinite(values[i]);
+    largest = std::max(largest, std::fabs(values[i]));
+  }
+  if (!finite) return InvalidArgument("a weight is NaN or infinite");
+  return largest;
 }
 
 }  // namespace spl::engine

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/thread_pool.h"
 
@@ -29,5 +30,8 @@ struct FloatMatrix {
 // with the row's number.
 absl::Status ForEachRow(kernels::ThreadPool& pool, const FloatMatrix& matrix,
                         const std::function<absl::Status(int64_t row, std::span<const float> values)>& quantize);
+
+// The largest magnitude of `count` weights; 0 if there are none. InvalidArgument: one is NaN or infinite.
+absl::StatusOr<float> LargestMagnitude(const float* values, int64_t count);
 
 }  // namespace spl::engine

@@ -11,13 +11,7 @@
 namespace spl::engine {
 
 absl::StatusOr<float> QuantizeRow(const float* values, int64_t count, uint8_t* codes) {
-  float largest = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    finite &= std::isfinite(values[i]);
-    largest = std::max(largest, std::fabs(values[i]));
-  }
-  if (!finite) return InvalidArgument("a weight is NaN or infinite");
+  SPLICE_ASSIGN_OR_RETURN(const float largest, LargestMagnitude(values, count));
   const float scale = largest == 0 ? 1.0f : largest / kernels::kE4M3Max;
   if (!std::isnormal(scale)) return InvalidArgument("the largest weight, {}, is too small to quantize", largest);
   for (int64_t i = 0; i < count; ++i) codes[i] = kernels::FloatToE4M3(values[i] / scale);

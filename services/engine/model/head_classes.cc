@@ -12,6 +12,7 @@
 #include "services/base/json_parser.h"
 #include "services/base/read_file.h"
 #include "services/base/status.h"
+#include "services/engine/model/model_identity.h"
 
 namespace spl::engine {
 namespace {
@@ -207,15 +208,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
     quality.splice = inner.RequireInt("splice", 0, quality.samples);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
-  chunk::Digest fingerprint{};
-  if (const std::string hex = fields.StringOr("model_fingerprint", ""); !hex.empty()) {
-    const auto bytes = HexDecode(hex);
-    if (!bytes.ok() || bytes->size() != fingerprint.size()) {
-      fields.Fail("model_fingerprint", "must be 64 hexadecimal digits");
-    } else {
-      std::copy(bytes->begin(), bytes->end(), fingerprint.begin());
-    }
-  }
+  const chunk::Digest fingerprint = ReadModelFingerprint(fields);
   const std::string preset = fields.StringOr("preset", "");
   SPLICE_RETURN_IF_ERROR(fields.status());
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));

@@ -56,13 +56,7 @@ float BestScale(std::span<const float> values, float largest) {
 }  // namespace
 
 absl::StatusOr<float> QuantizeInt4Group(const float* values, int64_t count, uint8_t* codes) {
-  float largest = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < count; ++i) {
-    finite &= std::isfinite(values[i]);
-    largest = std::max(largest, std::fabs(values[i]));
-  }
-  if (!finite) return InvalidArgument("a weight is NaN or infinite");
+  SPLICE_ASSIGN_OR_RETURN(const float largest, LargestMagnitude(values, count));
   if (largest < 0x1p-100f) {
     std::fill(codes, codes + count, uint8_t{8});
     return 1.0f;

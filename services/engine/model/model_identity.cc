@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/backend/backend.h"  // kPageTokens
+#include "services/base/ids.h"
 
 namespace spl::engine {
 namespace {
@@ -62,6 +64,18 @@ chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo t
 chunk::Digest LayoutDigest(const ModelConfig& c, kernels::DType kv_dtype) {
   return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,
                                    kernels::DTypeName(kv_dtype), kernels::kPageTokens));
+}
+
+chunk::Digest ReadModelFingerprint(JsonObjectReader<nlohmann::json>& fields) {
+  chunk::Digest fingerprint{};
+  const std::string hex = fields.StringOr("model_fingerprint", "");
+  if (hex.empty()) return fingerprint;
+  const auto bytes = HexDecode(hex);
+  if (!bytes.ok() || bytes->size() != fingerprint.size())
+    fields.Fail("model_fingerprint", "must be 64 hexadecimal digits");
+  else
+    std::copy(bytes->begin(), bytes->end(), fingerprint.begin());
+  return fingerprint;
 }
 
 }  // namespace spl::engine

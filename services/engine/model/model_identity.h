@@ -2,7 +2,10 @@
 // into one makes every stored chunk unreadable.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include "kernels/common/dtype.h"
+#include "services/base/json_object_reader.h"
 #include "services/chunk/chunk.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/model_config.h"
@@ -16,6 +19,9 @@ chunk::Digest FolderFingerprint(const ModelConfig& config, const Checkpoint& che
 chunk::Digest RandomFingerprint(const RandomModel& random);
 // Fingerprint of a model whose weights are quantized at load, from that of the weights as they are.
 chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to);
+// Reads member `model_fingerprint` of a file that was measured on a model: 64 hexadecimal digits. All zero: absent, or
+// wrong, which is an error of `fields`.
+chunk::Digest ReadModelFingerprint(JsonObjectReader<nlohmann::json>& fields);
 // Over everything that gives a page's bytes their meaning.
 chunk::Digest LayoutDigest(const ModelConfig& config, kernels::DType kv_dtype);
 

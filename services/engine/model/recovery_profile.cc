@@ -9,6 +9,7 @@
 #include "services/base/json_parser.h"
 #include "services/base/read_file.h"
 #include "services/base/status.h"
+#include "services/engine/model/model_identity.h"
 
 namespace spl::engine {
 namespace {
@@ -40,13 +41,7 @@ absl::StatusOr<RecoveryProfile> RecoveryProfile::Parse(const std::string& text, 
     profile.right = inner.RequireInt("right", 0, profile.answers);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
-  if (const std::string hex = fields.StringOr("model_fingerprint", ""); !hex.empty()) {
-    const auto bytes = HexDecode(hex);
-    if (!bytes.ok() || bytes->size() != profile.fingerprint.size())
-      fields.Fail("model_fingerprint", "must be 64 hexadecimal digits");
-    else
-      std::copy(bytes->begin(), bytes->end(), profile.fingerprint.begin());
-  }
+  profile.fingerprint = ReadModelFingerprint(fields);
   SPLICE_RETURN_IF_ERROR(fields.status());
   return profile;
 }

@@ -109,7 +109,7 @@ int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused, 
 
 PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   const int32_t layer = std::max(0, dense_layers_ - 1);
-  PrefillStage stage{.rows = UnionOf(layout.fresh(), Tail(layout)), .layers = {layer, layer + 1}, .kv_is_final = false};
+  PrefillStage stage{.rows = ProbeRows(layout), .layers = {layer, layer + 1}, .kv_is_final = false};
   stage.score = {.kind = ScoreKind::kColumnMass,
                  .layer = layer,
                  .candidates = Recovered(layout),
@@ -137,6 +137,10 @@ PositionRanges SparseXPolicy::RowsWithoutScores(const ReuseLayout& layout) const
     rows.insert(rows.end(), more.begin(), more.end());
   rows.push_back({layout.num_tokens - 1, layout.num_tokens});
   return MergeRanges(std::move(rows));
+}
+
+PositionRanges SparseXPolicy::ProbeRows(const ReuseLayout& layout) const {
+  return UnionOf(layout.fresh(), Tail(layout));
 }
 
 PositionRanges SparseXPolicy::Tail(const ReuseLayout& layout) const {

@@ -52,6 +52,8 @@ class SparseXPolicy : public RecoveryPolicy {
   int64_t CostOf(const ReuseLayout& layout) const;
   // The copies that are recovered: all, or those in another context.
   PositionRanges Recovered(const ReuseLayout& layout) const;
+  // Rows whose attention scores the copies: fresh text, and the tail.
+  PositionRanges ProbeRows(const ReuseLayout& layout) const;
   // The last reused tokens, if no fresh text follows them.
   PositionRanges Tail(const ReuseLayout& layout) const;
 

@@ -24,16 +24,12 @@ SparseXProbePolicy::SparseXProbePolicy(const ModelConfig& config, const ReuseOpt
       end_(ProbeLayers(config, options, profile)),
       scoring_(ScoreLayers(options, profile, end_)) {}
 
-PositionRanges SparseXProbePolicy::Probes(const ReuseLayout& layout) const {
-  return UnionOf(layout.fresh(), Tail(layout));
-}
-
 int64_t SparseXProbePolicy::NumProbed(const ReuseLayout& layout) const {
   return NumChosen(layout, CountOf(Recovered(layout)), share_);
 }
 
 int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
-  return CountOf(Probes(layout)) * end_ +
+  return CountOf(ProbeRows(layout)) * end_ +
          (CountOf(RowsWithoutScores(layout)) + NumProbed(layout)) * config().num_layers;
 }
 
@@ -47,7 +43,7 @@ PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {
   const PositionRanges recovered = Recovered(layout);
   if (!probes_ || recovered.empty()) return SparseXPolicy::FirstReuseStage(layout);
   probed_ = chooses_ = true;
-  PrefillStage stage{.rows = Probes(layout), .layers = {0, end_}, .kv_is_final = false};
+  PrefillStage stage{.rows = ProbeRows(layout), .layers = {0, end_}, .kv_is_final = false};
   stage.score = {.kind = ScoreKind::kColumnMass,
                  .layer = end_ - scoring_,
                  .candidates = recovered,

@@ -33,7 +33,6 @@ class SparseXProbePolicy final : public SparseXPolicy {
  private:
   // Rows that the probe and the rows behind it are, summed over layers.
   int64_t CostOf(const ReuseLayout& layout) const;
-  PositionRanges Probes(const ReuseLayout& layout) const;
   int64_t NumProbed(const ReuseLayout& layout) const;
 
   const double share_;     // share of the copies, unless the options name one

@@ -44,7 +44,7 @@ const fillCell = (td, cell) => {
   if (c.share !== undefined) td.append(' ', shareBar([{share: c.share}]));
 };
 
-// What decides whether a cell must be drawn again; a node says it by `same`.
+// Decides whether a cell must be drawn again; a node says it by `same`.
 const signature = cell => (typeof cell === 'object' && cell.node ? 'node ' + cell.same : JSON.stringify(cell));
 
 // Shows rows ([{key, cells}]) below `head`. A row that was there keeps its elements, and so the focus of a button in it.

@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm_fp8_cpu.h"
 #include "kernels/gemm/gemm_fp8_isa.h"
 #include "kernels/moe/grouped_linear.h"
+#include "tests/kernels/gemm/scaled_linear_variant.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {
@@ -107,32 +108,12 @@ TEST(Fp8Linear, TheReferenceIsScaleTimesCode) {
   }
 }
 
-// An instruction set, and whether x is rounded to bf16.
-struct Variant {
-  CpuIsa isa;
-  bool round_x;
-};
-std::vector<Variant> Variants() {
-  std::vector<Variant> variants;
-  for (CpuIsa isa : MachineIsas()) variants.push_back({isa, false});
-  for (CpuIsa isa : MachineBf16Isas()) variants.push_back({isa, true});
-  return variants;
-}
-
-class Fp8LinearVariant : public ::testing::TestWithParam<Variant> {
+class Fp8LinearVariant : public ScaledLinearVariant {
  protected:
   std::unique_ptr<LinearWeight> Pack(const WeightView& view) {
     auto packed = cpu::Fp8Weight::Pack(view, GetParam().round_x);
     EXPECT_TRUE(packed.ok()) << packed.status();
     return *std::move(packed);
-  }
-  // Rows as the variant reads them: rounded rows are exact inputs of the reference.
-  std::vector<float> Rows(Random& random, int64_t count) {
-    std::vector<float> x = random.Normals(count);
-    if (GetParam().round_x) {
-      for (float& value : x) value = ToFloat(ToBf16(value));
-    }
-    return x;
   }
 };
 
@@ -182,8 +163,8 @@ TEST_P(Fp8LinearVariant, RowsAreIndependentBitForBit) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Cpu, Fp8LinearVariant, ::testing::ValuesIn(Variants()),
-                         [](const ::testing::TestParamInfo<Variant>& info) {
+INSTANTIATE_TEST_SUITE_P(Cpu, Fp8LinearVariant, ::testing::ValuesIn(ScaledVariants()),
+                         [](const ::testing::TestParamInfo<ScaledVariant>& info) {
                            return std::string(CpuIsaName(info.param.isa)) + (info.param.round_x ? "_bf16" : "_f32");
                          });
 
