@@ -5,6 +5,7 @@
 #include "services/base/byte_size_option.h"
 #include "services/base/crash_handler.h"
 #include "services/base/fault_point.h"
+#include "services/base/help_formatter.h"
 #include "services/base/log.h"
 #include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> faults;
   spl::PeerTlsOptions tls;
   CLI::App app("Keeps chunks of KV cache for the prefill workers, in memory and on disk.", "splice-kvstore");
+  app.formatter(spl::MakeHelpFormatter());
   app.set_version_flag("--version", spl::VersionWithCommit());
   app.footer(
       "Example:\n  splice-kvstore --listen 0.0.0.0:7103 --data-dir /var/lib/splice --memory-bytes 8GiB --disk-bytes "

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "services/base/crash_handler.h"
+#include "services/base/help_formatter.h"
 #include "services/base/log.h"
 #include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
   spl::RaiseOpenFileLimit();
   CLI::App app("splice-router: the front door of a Splice cluster (OpenAI-compatible HTTP and gRPC)");
+  app.formatter(spl::MakeHelpFormatter());
   app.footer(
       "Example:\n"
       "  splice-router --model models/splice-tiny --prefill 127.0.0.1:7101 --decode 127.0.0.1:7102 --http "

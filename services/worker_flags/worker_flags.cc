@@ -250,8 +250,9 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
   return devices;
 }
 
-absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
-                                                               const std::string& kv_dtype, int32_t tp) {
+absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
+    const ModelSource& source, const std::string& backend, const std::string& kv_dtype, int32_t tp,
+    std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress) {
   // Checks the source before looking for a device.
   if (source.dir.empty() == source.random_weights.empty())
     return absl::InvalidArgumentError("give either --model DIR or --random-weights SHAPE");
@@ -279,6 +280,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
   options.quantize = engine::QuantizeToFromName(source.quantize);
+  options.on_progress = std::move(on_progress);
   SPLICE_ASSIGN_OR_RETURN(auto model, source.random_weights.empty()
                                           ? engine::Model::Load(dir, devices, options)
                                           : engine::Model::LoadRandom(random, devices, options));

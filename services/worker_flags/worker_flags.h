@@ -5,12 +5,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "services/base/fault_point.h"
+#include "services/base/help_formatter.h"
 #include "services/base/log.h"
 #include "services/base/otlp_exporter.h"
 #include "services/base/shutdown_signal.h"
@@ -20,6 +22,7 @@
 #include "services/engine/engine.h"
 #include "services/membership/membership_flags.h"
 #include "services/transport/kv_transport.h"
+#include "services/worker_flags/load_status.h"
 
 namespace spl {
 
@@ -103,9 +106,11 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 absl::Status CheckAddresses(const WorkerFlags& flags);
 
 // Makes the backend by name and loads the model from its source; fetches nothing. InvalidArgument names the flag or
-// file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it.
-absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(const ModelSource& source, const std::string& backend,
-                                                               const std::string& kv_dtype, int32_t tp = 1);
+// file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it. `on_progress`:
+// ModelOptions::on_progress.
+absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
+    const ModelSource& source, const std::string& backend, const std::string& kv_dtype, int32_t tp = 1,
+    std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress = nullptr);
 
 // Gives flags.kv_bytes a size (SizeKvPools) where it is auto.
 absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags);
@@ -117,6 +122,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
               const std::string& summary, const std::string& example, StartServer start) {
   WorkerFlags flags;
   CLI::App app(summary + "\n\nExample:\n" + example, name);
+  app.formatter(MakeHelpFormatter());
   app.set_version_flag("--version", VersionWithCommit());
   AddWorkerFlags(app, role, flags);
   try {
@@ -136,9 +142,12 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   auto tls = PeerTls::Load(flags.tls_files);
   if (!tls.ok()) return fail(tls.status());
   flags.tls = *std::move(tls);
-  auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp);
+  auto loading = LoadStatus::Start(flags.metrics_listen);
+  if (!loading.ok()) return fail(Annotate(loading.status(), "--metrics-listen"));
+  auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp, (*loading)->Reporter());
   if (!model.ok()) return fail(model.status());
   if (const absl::Status status = SizeKvPool(role, **model, flags); !status.ok()) return fail(status);
+  (*loading)->Stop();
   auto server = start(flags, std::move(*model));
   if (!server.ok()) return fail(server.status());
   fmt::print("ready grpc={} metrics={}\n", (*server)->grpc_address(), (*server)->metrics_address());

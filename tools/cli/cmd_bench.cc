@@ -20,6 +20,7 @@
 #include "tools/cli/conversation_bench.h"
 #include "tools/cli/interrupt.h"
 #include "tools/cli/load_client.h"
+#include "tools/cli/load_model.h"
 #include "tools/cli/load_plan.h"
 #include "tools/cli/load_report.h"
 #include "tools/cli/progress_line.h"
@@ -129,7 +130,7 @@ absl::StatusOr<engine::HeadClassMap> MakeMap(const std::string& name, const engi
 
 absl::Status RunCapacity(const Flags& flags) {
   const ModelSource source{.dir = flags.model, .random_weights = flags.random_weights};
-  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(source, flags.backend, flags.kv_dtype, flags.tp));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModelAndShow(source, flags.backend, flags.kv_dtype, flags.tp));
   std::vector<CapacityRow> rows;
   SPLICE_ASSIGN_OR_RETURN(rows.emplace_back(), MeasureCapacity(model, flags.room, "dense", nullptr));
   for (const std::string& name : flags.head_classes) {

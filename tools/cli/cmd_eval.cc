@@ -20,6 +20,7 @@
 #include "tools/cli/eval_report.h"
 #include "tools/cli/eval_run.h"
 #include "tools/cli/eval_suite.h"
+#include "tools/cli/load_model.h"
 #include "tools/cli/local_cluster.h"
 #include "tools/cli/progress_line.h"
 #include "tools/cli/source_flags.h"
@@ -150,7 +151,7 @@ absl::Status RunPerplexity(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<PerplexityWindow> windows,
                           LoadPerplexityWindows(flags.perplexity_file, *tokenizer, flags.perplexity));
   SPLICE_ASSIGN_OR_RETURN(const auto model,
-                          LoadModel(flags.source.model, flags.source.backend, "auto", flags.source.tp));
+                          LoadModelAndShow(flags.source.model, flags.source.backend, "auto", flags.source.tp));
   std::vector<PerplexityResult> results;
   ProgressLine progress;
   const size_t total = windows.size() * flags.decode.size();

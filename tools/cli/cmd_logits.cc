@@ -9,6 +9,7 @@
 #include "services/engine/engine.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/command.h"
+#include "tools/cli/load_model.h"
 #include "tools/cli/model_fetch.h"
 
 namespace spl::cli {
@@ -43,7 +44,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> ReadIds(const std::string& pat
 
 absl::Status RunLogits(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto prompts, ReadIds(flags.ids_file));
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(flags.model, flags.backend, flags.kv_dtype));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModelAndShow(flags.model, flags.backend, flags.kv_dtype));
   const int64_t vocab = model->config().vocab_size;
   SPLICE_ASSIGN_OR_RETURN(auto generator, engine::LocalGenerator::Create(
                                               std::move(model), {.executor = {.num_threads = flags.num_threads}}));

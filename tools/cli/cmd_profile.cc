@@ -21,6 +21,7 @@
 #include "tools/cli/command.h"
 #include "tools/cli/eval_data.h"
 #include "tools/cli/head_class_picture.h"
+#include "tools/cli/load_model.h"
 #include "tools/cli/model_fetch.h"
 #include "tools/cli/progress_line.h"
 #include "tools/cli/recovery_choice.h"
@@ -123,7 +124,7 @@ absl::StatusOr<engine::HeadClassMap> Profile(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto texts, ReadTexts(flags, *tokenizer));
   ModelSource source = flags.model;
   source.head_classes = "none";  // this command makes the map beside the model
-  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(source, flags.backend, "auto"));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModelAndShow(source, flags.backend, "auto"));
   SPLICE_ASSIGN_OR_RETURN(const auto profiler,
                           engine::HeadProfiler::Create(model, {.window = preset.window,
                                                                .sinks = preset.sinks,

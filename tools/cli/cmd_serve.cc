@@ -49,8 +49,10 @@ absl::Status RunServe(Flags& flags) {
   {
     StageLine stage;
     flags.cluster.on_stage = [&](const char* name) { stage.Begin(name); };
+    flags.cluster.on_load = [&](uint64_t done_bytes, uint64_t total_bytes) { stage.Update(done_bytes, total_bytes); };
     SPLICE_ASSIGN_OR_RETURN(cluster, LocalCluster::Start(flags.cluster));
     flags.cluster.on_stage = nullptr;
+    flags.cluster.on_load = nullptr;
   }
   fmt::print("{}\n", router::ReadyLine(cluster->router()));
   if (::isatty(STDOUT_FILENO) != 0) PrintNextSteps(cluster->router(), flags);
@@ -62,10 +64,33 @@ absl::Status RunServe(Flags& flags) {
   return absl::OkStatus();
 }
 
-void AddRequestFlags(CLI::App& app, LocalClusterOptions& c) {
-  app.add_option("--cors-origins", c.cors_origins,
-                 "origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
-      ->delimiter(',');
+void AddEssentialFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.option_defaults()->group("Essential");
+  app.add_option("--http", c.http_listen, "HOST:PORT of the HTTP API; port 0 picks a free one")->capture_default_str();
+  app.add_option("--grpc", c.grpc_listen, "HOST:PORT of the gRPC API; port 0 picks a free one")->capture_default_str();
+  app.add_option("--backend", c.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_option_function<int32_t>(
+         "--tp", [&c](int32_t tp) { c.prefill_tp = c.decode_tp = tp; },
+         "tensor parallelism of both workers: GPUs over which the model is split, from the first on (default 1)")
+      ->check(CLI::IsMember({1, 2, 4, 8}))
+      ->trigger_on_parse();
+  AddByteSizeOrAutoOption(
+      app, "--kv-bytes", c.kv_bytes,
+      "size of the KV page pool, which both workers share, over all GPUs of --tp, e.g. 4GiB; auto: the free memory of "
+      "the GPU after the weights minus a margin, on the CPU a quarter of the available memory; never more than the "
+      "model's sequences need. With --kv-transport or different tensor parallelism each worker has its own pool");
+  app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
+  app.add_option("--api-keys", c.api_keys_file,
+                 "file with one 'key [name]' a line; empty: no authentication, loopback only");
+}
+
+void AddModelFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.option_defaults()->group("Model files and formats");
+  RequireModelSource(app, c.model, kModelHelp);
+  app.add_option("--tokenizer", c.tokenizer_dir,
+                 "folder with tokenizer.json and chat template; default: the model folder. With --random-weights and "
+                 "without it, requests must send token ids and the answers have no text");
+  router::AddGenerationConfigFlag(app, c.generation_config);
   app.add_option(
          "--tool-parser", c.output_format.tools,
          "how the model writes calls of tools: auto (by its chat template), none, deepseek, glm4, harmony, hermes, "
@@ -74,27 +99,45 @@ void AddRequestFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--reasoning-parser", c.output_format.reasoning,
                  "how the model writes its reasoning: auto (by its chat template), none, think or harmony")
       ->capture_default_str();
+}
+
+// Who may call, and what requests may hold.
+void AddAccessFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.option_defaults()->group("Access");
+  app.add_option("--secret-file", c.secret_file,
+                 "secret from which the callers' namespaces are derived, 16 bytes or more; default: the API keys");
+  app.add_flag("--insecure-open", c.insecure_open,
+               "without --api-keys: serve every client on --http and --grpc, also on addresses other than loopback");
+  c.public_tls.Register(app);
+  app.add_option("--cors-origins", c.cors_origins,
+                 "origins of web pages that may use the OpenAI API in a browser, separated by commas; * is all")
+      ->delimiter(',');
+  app.add_flag("--special-tokens-in-text", c.special_tokens_in_text,
+               "parse special tokens in messages and segments as well: their authors can then write system messages");
   app.add_flag("--strict-requests", c.strict_requests,
                "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");
 }
 
 void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.option_defaults()->group("KV cache and chunk store");
   app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddByteSizeOrAutoOption(
-      app, "--kv-bytes", c.kv_bytes,
-      "size of the KV page pool, which both workers share, over all GPUs of --tp, e.g. 4GiB; auto: the free memory of "
-      "the GPU after the weights minus a margin, on the CPU a quarter of the available memory; never more than the "
-      "model's sequences need. With --kv-transport or different tensor parallelism each worker has its own pool");
   AddByteSizeOption(app, "--store-memory-bytes", c.store_memory_bytes, "memory tier of the chunk store");
   AddByteSizeOption(app, "--store-disk-bytes", c.store_disk_bytes, "disk tier of the chunk store");
 }
 
-// How prompts and running sequences share the device.
+// How the model is spread, and how prompts and running sequences share the device.
 void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
+  app.option_defaults()->group("Devices and scheduling");
+  app.add_option("--prefill-tp", c.prefill_tp, "tensor parallelism of the prefill worker")
+      ->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_option("--decode-tp", c.decode_tp, "tensor parallelism of the decode worker")
+      ->check(CLI::IsMember({1, 2, 4, 8}));
+  app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
+      ->check(CLI::Range(0, 1024));
   app.add_option("--slice-tokens", c.slice_tokens,
                  "most tokens of one prefill slice (chunked prefill), a multiple of 64; 0: 512 on a CPU, 2048 on a "
                  "GPU. Slices are shorter while sequences run, see --itl-target-ms")
@@ -111,10 +154,20 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
 }
 
-void AddMetricsAndTraceFlags(CLI::App& app, LocalClusterOptions& c) {
+void AddMetricsAndTraceFlags(CLI::App& app, Flags& flags) {
+  LocalClusterOptions& c = flags.cluster;
+  app.option_defaults()->group("Metrics, traces and logs");
   app.add_flag("--vllm-metric-names", c.vllm_metric_names,
                "add vLLM's metrics to /metrics under vLLM's names, with the label model_name");
+  app.add_option("--fidelity-share", c.fidelity_share,
+                 "share of the requests with an approximate method that are also computed exactly in the background, "
+                 "to compare logits (splice_fidelity_*)")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   c.trace.Register(app);
+  app.add_option("--log-level", flags.log_level,
+                 "debug, info, warning or error; auto: warning on a terminal, info elsewhere")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -133,47 +186,12 @@ Command MakeServeCommand(CLI::App& root) {
       "a\n"
       "certificate. SIGTERM drains and exits 0.");
   LocalClusterOptions& c = flags->cluster;
-  RequireModelSource(app, c.model, kModelHelp);
-  app.add_option("--tokenizer", c.tokenizer_dir,
-                 "folder with tokenizer.json and chat template; default: the model folder. With --random-weights and "
-                 "without it, requests must send token ids and the answers have no text");
-  app.add_option("--http", c.http_listen, "HOST:PORT of the HTTP API; port 0 picks a free one")->capture_default_str();
-  app.add_option("--grpc", c.grpc_listen, "HOST:PORT of the gRPC API; port 0 picks a free one")->capture_default_str();
-  app.add_option("--backend", c.backend, "auto, cpu, cuda or cuda:GPU")->capture_default_str();
-  app.add_option_function<int32_t>(
-         "--tp", [&c](int32_t tp) { c.prefill_tp = c.decode_tp = tp; },
-         "tensor parallelism of both workers: GPUs over which the model is split, from the first on (default 1)")
-      ->check(CLI::IsMember({1, 2, 4, 8}))
-      ->trigger_on_parse();
-  app.add_option("--prefill-tp", c.prefill_tp, "tensor parallelism of the prefill worker")
-      ->check(CLI::IsMember({1, 2, 4, 8}));
-  app.add_option("--decode-tp", c.decode_tp, "tensor parallelism of the decode worker")
-      ->check(CLI::IsMember({1, 2, 4, 8}));
-  app.add_option("--data-dir", c.data_dir, "folder of the chunk store's disk tier; empty: KV is kept in memory only");
-  app.add_option("--api-keys", c.api_keys_file,
-                 "file with one 'key [name]' a line; empty: no authentication, loopback only");
-  app.add_option("--secret-file", c.secret_file,
-                 "secret from which the callers' namespaces are derived, 16 bytes or more; default: the API keys");
-  app.add_flag("--insecure-open", c.insecure_open,
-               "without --api-keys: serve every client on --http and --grpc, also on addresses other than loopback");
-  app.add_flag("--special-tokens-in-text", c.special_tokens_in_text,
-               "parse special tokens in messages and segments as well: their authors can then write system messages");
-  router::AddGenerationConfigFlag(app, c.generation_config);
-  c.public_tls.Register(app);
-  AddRequestFlags(app, c);
+  AddEssentialFlags(app, c);
+  AddModelFlags(app, c);
+  AddAccessFlags(app, c);
   AddKvFlags(app, c);
-  app.add_option("--threads", c.num_threads, "compute threads of each worker; 0: one per core")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--fidelity-share", c.fidelity_share,
-                 "share of the requests with an approximate method that are also computed exactly in the background, "
-                 "to compare logits (splice_fidelity_*)")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
   AddSchedulingFlags(app, c);
-  AddMetricsAndTraceFlags(app, c);
-  app.add_option("--log-level", flags->log_level,
-                 "debug, info, warning or error; auto: warning on a terminal, info elsewhere")
-      ->capture_default_str();
+  AddMetricsAndTraceFlags(app, *flags);
   app.final_callback([flags] {
     const absl::Status tls = flags->cluster.public_tls.Check();
     if (!tls.ok()) throw CLI::ValidationError(MessageOf(tls));

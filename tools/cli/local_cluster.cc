@@ -87,12 +87,13 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
   };
   SPLICE_RETURN_IF_ERROR(CheckBeforeLoading(options));
   begin("loading the weights");
-  SPLICE_ASSIGN_OR_RETURN(const auto model,
-                          LoadModel(options.model, options.backend, options.kv_dtype, options.prefill_tp));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModel(options.model, options.backend, options.kv_dtype,
+                                                      options.prefill_tp, options.on_load));
   auto decode_model = model;
   if (options.decode_tp != options.prefill_tp) {
-    SPLICE_ASSIGN_OR_RETURN(decode_model,
-                            LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp));
+    begin("loading the weights of the decode worker");
+    SPLICE_ASSIGN_OR_RETURN(
+        decode_model, LoadModel(options.model, options.backend, options.kv_dtype, options.decode_tp, options.on_load));
   }
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster);
   begin("starting the workers and measuring their speed");

@@ -56,6 +56,8 @@ struct LocalClusterOptions {
   TraceOptions trace;
   // Called when a part of the start that takes long begins, in words; may be null.
   std::function<void(const char* stage)> on_stage;
+  // engine::ModelOptions::on_progress, in the stage that loads the weights; may be null.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
 };
 
 // Owns the four servers. Call Stop() before destruction.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "services/base/crash_handler.h"
+#include "services/base/help_formatter.h"
 #include "services/base/open_files.h"
 #include "services/base/status.h"
 #include "services/base/version.h"
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
       "  splice pull Qwen/Qwen3-8B && splice serve --model Qwen/Qwen3-8B\n"
       "  splice chat  --endpoint http://127.0.0.1:8000",
       "splice");
+  app.formatter(spl::MakeHelpFormatter());  // subcommands inherit it
   app.set_version_flag("--version", spl::VersionWithCommit());
   app.require_subcommand(1);
   const std::vector<spl::cli::Command> commands = {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "services/base/byte_size.h"
 #include "tools/cli/pull_display.h"
 #include "tools/cli/terminal.h"
 
@@ -64,7 +65,16 @@ void ProgressLine::Finish() {
   start_s_ = last_s_ = clock_();
 }
 
-StageLine::StageLine() : since_(std::chrono::steady_clock::now()), thread_([this] { Run(); }) {}
+std::string StageText(const std::string& stage, uint64_t done_bytes, uint64_t total_bytes, double seconds) {
+  if (total_bytes == 0) return fmt::format("{}: {}", stage, FormatSeconds(seconds));
+  return fmt::format("{}: {} %, {} of {}", stage, done_bytes * 100 / total_bytes, FormatByteSize(done_bytes),
+                     FormatByteSize(total_bytes));
+}
+
+StageLine::StageLine() : StageLine(std::make_unique<ProgressLine>()) {}
+
+StageLine::StageLine(std::unique_ptr<ProgressLine> line)
+    : line_(std::move(line)), since_(std::chrono::steady_clock::now()), thread_([this] { Run(); }) {}
 
 StageLine::~StageLine() {
   {
@@ -79,6 +89,13 @@ void StageLine::Begin(const std::string& stage) {
   const std::lock_guard lock(mutex_);
   stage_ = stage;
   since_ = std::chrono::steady_clock::now();
+  done_bytes_ = total_bytes_ = 0;
+}
+
+void StageLine::Update(uint64_t done_bytes, uint64_t total_bytes) {
+  const std::lock_guard lock(mutex_);
+  done_bytes_ = done_bytes;
+  total_bytes_ = total_bytes;
 }
 
 void StageLine::Run() {
@@ -86,11 +103,11 @@ void StageLine::Run() {
   while (!ended_) {
     if (!stage_.empty()) {
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - since_;
-      line_.Update(0, 0, fmt::format("{}: {}", stage_, FormatSeconds(time.count())));
+      line_->Update(done_bytes_, total_bytes_, StageText(stage_, done_bytes_, total_bytes_, time.count()));
     }
     changed_.wait_for(lock, kStageTick);
   }
-  line_.Finish();
+  line_->Finish();
 }
 
 }  // namespace spl::cli

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -44,28 +45,36 @@ class ProgressLine {
   bool drawn_ = false;
 };
 
-// Shows what a work is at that cannot say how far it is: the text of its current stage, with the time since it began. A
-// thread of its own draws.
+// Shows the current stage of a work: its text with the time since it began, or with a bar as soon as it says how far it
+// is. A thread of its own draws.
 class StageLine {
  public:
   StageLine();
+  // `line` is for the thread alone.
+  explicit StageLine(std::unique_ptr<ProgressLine> line);
   ~StageLine();  // takes the line away
   StageLine(const StageLine&) = delete;
   StageLine& operator=(const StageLine&) = delete;
 
   // Any thread: "loading the weights".
   void Begin(const std::string& stage);
+  // Any thread: bytes of the current stage.
+  void Update(uint64_t done_bytes, uint64_t total_bytes);
 
  private:
   void Run();
 
-  ProgressLine line_;  // the thread's own
-  std::mutex mutex_;   // guards what follows
+  const std::unique_ptr<ProgressLine> line_;  // the thread's own
+  std::mutex mutex_;                          // guards what follows
   std::condition_variable changed_;
   std::string stage_;
   std::chrono::steady_clock::time_point since_;
+  uint64_t done_bytes_ = 0, total_bytes_ = 0;  // total 0: not known
   bool ended_ = false;
   std::thread thread_;
 };
+
+// "loading the weights: 43 %, 6.5 GiB of 15.0 GiB". total 0: the stage with `seconds`.
+std::string StageText(const std::string& stage, uint64_t done_bytes, uint64_t total_bytes, double seconds);
 
 }  // namespace spl::cli

@@ -11,6 +11,7 @@
 #include "services/tokenizer/tokenizer.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tools/cli/api_client.h"
+#include "tools/cli/load_model.h"
 
 namespace spl::cli {
 namespace {
@@ -261,7 +262,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const Sour
                                                      .max_context = 1,  // not read here: the engine checks the length
                                                      .special_tokens_in_text = flags.special_tokens_in_text,
                                                      .generation_config = flags.generation_config}));
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModel(flags.model, flags.backend, "auto", flags.tp));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModelAndShow(flags.model, flags.backend, "auto", flags.tp));
   SPLICE_ASSIGN_OR_RETURN(local->generator, engine::LocalGenerator::Create(
                                                 std::move(model), {.executor = {.num_threads = flags.num_threads}}));
   return local;

@@ -7,6 +7,7 @@
 
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
+#include "services/engine/model/load_progress.h"
 #include "services/engine/model/model_identity.h"
 #include "services/engine/model/quantizing_source.h"
 #include "services/engine/model/weight_source.h"
@@ -270,7 +271,8 @@ class ModelLoader {
 };
 
 absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const MakeSource& make_source,
-                                                    const Devices& devices, const ModelOptions& options) {
+                                                    const Devices& devices, const ModelOptions& options,
+                                                    LoadProgress* progress) {
   auto model = std::shared_ptr<Model>(new Model);
   model->config_ = std::move(config);
   const ModelConfig& c = model->config_;
@@ -293,6 +295,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   const auto load = [&](int r) -> absl::Status {
     SPLICE_ASSIGN_OR_RETURN(auto source, make_source(*devices[r]));
     if (at_load) source = MakeQuantizingSource(std::move(source), *devices[r], options.quantize);
+    if (progress != nullptr) source = progress->Count(std::move(source));
     return ModelLoader(c, *model->ranks_[r], *source).Load();
   };
   std::vector<std::thread> threads;
@@ -320,7 +323,10 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
   const auto make_source = [&](const kernels::Backend& backend) -> absl::StatusOr<std::unique_ptr<WeightSource>> {
     return MakeCheckpointSource(checkpoint, config.quantization, backend);
   };
-  SPLICE_ASSIGN_OR_RETURN(auto model, Build(config, make_source, devices, options));
+  std::optional<LoadProgress> progress;
+  if (options.on_progress) progress.emplace(checkpoint, static_cast<int>(devices.size()), options.on_progress);
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(config, make_source, devices, options, progress ? &*progress : nullptr));
+  if (progress) progress->Finish();
   model->fingerprint_ = FolderFingerprint(model->config_, checkpoint);
   // Both name the weights as the folder has them.
   SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(FileBeside(model_dir, "head_classes.json", options.head_classes)));
@@ -342,7 +348,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
     return InvalidArgument("random weights: '{}' has a quantization_config; take it out, and ask for --quantize",
                            random.config.name);
   const auto make_source = [&](const kernels::Backend& backend) { return MakeRandomSource(random, backend); };
-  SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options));
+  SPLICE_ASSIGN_OR_RETURN(auto model, Build(random.config, make_source, devices, options, nullptr));
   model->fingerprint_ = RandomFingerprint(random);
   if (const auto preset = FindHeadPreset(options.head_classes); preset.ok()) {
     model->head_classes_ = std::make_shared<const HeadClassMap>(

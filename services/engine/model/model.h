@@ -18,6 +18,8 @@
 
 namespace spl::engine {
 
+class LoadProgress;
+
 struct LayerWeights {
   std::unique_ptr<kernels::Buffer> attention_norm;  // f32 [hidden]
   std::unique_ptr<kernels::LinearWeight> qkv;       // [(Hq + 2 Hk) d, hidden]: q, k, v stacked
@@ -46,6 +48,10 @@ struct ModelOptions {
   std::string recovery_profile = "auto";
   // Quantizes the matrices of the layers while they are loaded (quantizing_source.h).
   QuantizeTo quantize = QuantizeTo::kNone;
+  // Called while a checkpoint is read, and quantized: bytes that are done, and those of all its tensors
+  // (load_progress.h). On the threads of the ranks, one call at a time; must return soon. Random weights: not called.
+  // May be null.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress = nullptr;
 };
 
 // The devices that a model runs on, one per rank, all of one kind. More than one means tensor parallelism (shard.h).
@@ -139,7 +145,8 @@ class Model {
   Model() = default;
   using MakeSource = std::function<absl::StatusOr<std::unique_ptr<WeightSource>>(const kernels::Backend& backend)>;
   static absl::StatusOr<std::shared_ptr<Model>> Build(ModelConfig config, const MakeSource& make_source,
-                                                      const Devices& devices, const ModelOptions& options);
+                                                      const Devices& devices, const ModelOptions& options,
+                                                      LoadProgress* progress);
   absl::Status LoadHeadClasses(const std::string& path);
   absl::Status LoadRecoveryProfile(const std::string& path);
 

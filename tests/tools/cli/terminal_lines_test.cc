@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <condition_variable>
 #include <cstdio>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "tools/cli/ctl_tables.h"
@@ -172,6 +174,41 @@ TEST_F(ProgressLineTest, OnATerminalABarFromTwoSecondsOn) {
   now_ = 106.1;
   line.Update(5, 0, std::string(200, 'x'));
   EXPECT_EQ(Written(), "\r\x1b[K" + std::string(60, 'x'));
+}
+
+TEST(StageTextTest, SaysSecondsOrHowFarItIs) {
+  EXPECT_EQ(StageText("loading the weights", 0, 0, 3.2), "loading the weights: 3 s");
+  EXPECT_EQ(StageText("loading the weights", 6ull << 30, 15ull << 30, 3.2),
+            "loading the weights: 40 %, 6.0 GiB of 15.0 GiB");
+}
+
+TEST_F(ProgressLineTest, AStageHasABarAsSoonAsItSaysHowFarItIs) {
+  double now = 100;
+  std::mutex mutex;
+  std::condition_variable looked;
+  int looks = 0;
+  {
+    StageLine stage(std::make_unique<ProgressLine>(out_, /*terminal=*/true, 90, [&] {
+      const std::lock_guard lock(mutex);
+      ++looks;
+      looked.notify_all();
+      return now += 1;  // each look is a second later
+    }));
+    const auto wait = [&](int more) {
+      std::unique_lock lock(mutex);
+      const int until = looks + more;
+      looked.wait(lock, [&] { return looks >= until; });
+    };
+    stage.Begin("loading the weights");
+    stage.Update(1ull << 30, 4ull << 30);
+    wait(4);
+    stage.Begin("starting the workers");
+    wait(4);
+  }
+  const std::string text = Written();
+  EXPECT_THAT(text, HasSubstr("] loading the weights: 25 %, 1.0 GiB of 4.0 GiB"));
+  EXPECT_THAT(text, HasSubstr("\r\x1b[Kstarting the workers: "));
+  EXPECT_THAT(text, ::testing::EndsWith("\r\x1b[K"));
 }
 
 TEST_F(ProgressLineTest, ElsewhereALineEveryTenSeconds) {
