@@ -1,6 +1,7 @@
 #include "services/router/grpc/generate_reactor.h"
 
 #include "services/base/grpc_status.h"
+#include "services/router/grpc/proto_names.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/wire.h"
 
@@ -58,7 +59,7 @@ bool GenerateReactor::OnOutput(std::span<const Delta> deltas, const FinalInfo* f
 void GenerateReactor::OnError(const absl::Status& status) {
   std::lock_guard lock(mutex_);
   ended_ = true;
-  status_ = status;
+  status_ = ProtoNames(v1::Prompt::KIND_NOT_SET).In(status);  // an error of FromProto has these names already
   // Written only while the call is still open: gRPC sends trailers with Finish.
   if (const auto retry_ms = RetryAfterMsOf(status)) SetRetryAfter(*context_, std::chrono::milliseconds(*retry_ms));
   AdvanceLocked();

@@ -7,6 +7,7 @@
 #include "services/router/dispatch/generation.h"
 #include "services/router/grpc/generate_reactor.h"
 #include "services/router/grpc/prompt_from_proto.h"
+#include "services/router/grpc/proto_names.h"
 #include "services/router/request/api_error.h"
 #include "services/router/request/wire.h"
 
@@ -34,7 +35,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, 
   out.namespace_name = request.namespace_name();
   out.session = request.session();
   out.priority = request.priority();
-  SPLICE_RETURN_IF_ERROR(ValidateRequest(out));
+  SPLICE_RETURN_IF_ERROR(ProtoNames(request.prompt().kind_case()).In(ValidateRequest(out)));
   return out;
 }
 

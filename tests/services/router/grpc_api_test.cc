@@ -72,12 +72,37 @@ TEST_F(GrpcApiTest, StreamsTokensTextAndReceipt) {
   EXPECT_GT(result.final.receipt().ttft_seconds(), 0);
 }
 
+// The fields of the proto, not those of the HTTP API.
 TEST_F(GrpcApiTest, InvalidArgumentNamesTheField) {
-  v1::GenerateRequest request = Request(4);
-  request.mutable_sampling()->set_temperature(-1);
-  const grpc::Status status = Generate(request).status;
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("temperature"));
+  const auto expect = [&](const std::string& begin, const std::function<void(v1::GenerateRequest&)>& change) {
+    v1::GenerateRequest request = Request(4);
+    change(request);
+    const grpc::Status status = Generate(request).status;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << begin;
+    EXPECT_THAT(status.error_message(), ::testing::StartsWith(begin));
+  };
+  expect("sampling.temperature: must be", [](auto& r) { r.mutable_sampling()->set_temperature(-1); });
+  expect("sampling.stop_token_ids: 4000000000 is",
+         [](auto& r) { r.mutable_sampling()->add_stop_token_ids(4'000'000'000); });
+  expect("reuse.policy: \"zz\" is not served", [](auto& r) { r.mutable_reuse()->set_policy("zz"); });
+  expect("reuse.decode: \"zz\" is not served", [](auto& r) { r.mutable_reuse()->set_decode("zz"); });
+  expect("reuse.heads.ffn_mass: must be", [](auto& r) {
+    r.mutable_reuse()->set_policy("splice");
+    r.mutable_reuse()->mutable_heads()->set_ffn_mass(2);
+  });
+  expect("namespace_name: may have", [](auto& r) { r.set_namespace_name(std::string(300, 'x')); });
+  expect("prompt.tokens.segments: [2, 1) must be", [](auto& r) {
+    auto& tokens = *r.mutable_prompt()->mutable_tokens();
+    tokens.add_ids(5);
+    tokens.add_ids(6);
+    tokens.add_segments()->set_begin(2);
+    tokens.mutable_segments(0)->set_end(1);
+  });
+  expect("prompt.chat.messages: ", [](auto& r) {
+    auto& message = *r.mutable_prompt()->mutable_chat()->add_messages();
+    message.set_role("user");
+    for (int i = 0; i < 20'000; ++i) message.mutable_content()->append("word and ");
+  });
 }
 
 TEST_F(GrpcApiTest, EmptyPromptUnknownModelAndPolicy) {
