@@ -106,7 +106,7 @@ TEST_F(KnowledgeBaseClusterTest, PublishedDocumentsAreAligned) {
 
 TEST_F(KnowledgeBaseClusterTest, SwapRollbackDelete) {
   Publish("tea");
-  Publish("salt", false);
+  const json second = Publish("salt", false);
   const std::string base = std::string(kBases) + "/ships";
   EXPECT_EQ(Ask().at("splice").at("knowledge_bases").at("ships"), 1);
   EXPECT_EQ(Ok("GET", base + "/diff?from=1&to=2").at("changed").size(), 5u);
@@ -119,6 +119,8 @@ TEST_F(KnowledgeBaseClusterTest, SwapRollbackDelete) {
   const double before = StoredChunks();
   const json gone = Ok("DELETE", base + "/versions/2");
   EXPECT_GT(gone.at("chunks"), 10);
+  EXPECT_EQ(gone.at("kv_bytes"), second.at("bytes"));
+  EXPECT_GT(gone.at("bytes"), gone.at("kv_bytes")) << "summaries and four-bit copies";
   EXPECT_LT(StoredChunks(), before);
   Ok("DELETE", base);
   const HttpReply missing =

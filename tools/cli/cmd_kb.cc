@@ -39,6 +39,15 @@ std::string Time(int64_t unix_seconds) {
   return text;
 }
 
+// Publishing says how much KV there is; the stores keep more than that.
+std::string FreedText(uint64_t bytes, uint64_t kv_bytes, uint64_t chunks) {
+  std::string text = fmt::format("freed {} in {} chunks", FormatByteSize(bytes), chunks);
+  if (kv_bytes > 0 && kv_bytes < bytes)
+    text += fmt::format(": {} of KV, {} of summaries and four-bit copies", FormatByteSize(kv_bytes),
+                        FormatByteSize(bytes - kv_bytes));
+  return text;
+}
+
 void PrintVersions(const json& base) {
   fmt::print("  {:>7}  {:<10} {:>9} {:>10} {:>8} {:>12}  {}\n", "version", "state", "documents", "tokens", "chunks",
              "KV", "created (UTC)");
@@ -147,8 +156,10 @@ absl::Status Delete(const Flags& flags) {
   const std::string version = flags.version == 0 ? "" : fmt::format("/versions/{}", flags.version);
   SPLICE_ASSIGN_OR_RETURN(const json answer, client->Delete(PathOf(flags) + version));
   if (flags.admin.PrintedJson(answer)) return absl::OkStatus();
-  fmt::print("{}: deleted {} versions, {} chunks, {}\n", flags.name, answer["versions"].get<uint64_t>(),
-             answer["chunks"].get<uint64_t>(), FormatByteSize(answer["bytes"].get<uint64_t>()));
+  const auto versions = answer["versions"].get<uint64_t>();
+  fmt::print("{}: deleted {} version{}; {}\n", flags.name, versions, versions == 1 ? "" : "s",
+             FreedText(answer["bytes"].get<uint64_t>(), answer.value("kv_bytes", uint64_t{0}),
+                       answer["chunks"].get<uint64_t>()));
   return absl::OkStatus();
 }
 

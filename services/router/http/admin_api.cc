@@ -124,7 +124,7 @@ AdminApi::AdminApi(KnowledgeBases& bases, const ApiKeys& keys, bool loopback, Wo
     OrderedJson out = deleted("knowledge_base.deleted", call.names[0]);
     out["versions"] = gone.versions;
     out["chunks"] = gone.chunks;
-    out["bytes"] = gone.bytes;
+    out.update({{"bytes", gone.bytes}, {"kv_bytes", gone.kv_bytes}});
     return out;
   };
   routes_ = {

@@ -363,20 +363,19 @@ absl::StatusOr<KnowledgeBases::Deleted> KnowledgeBases::Delete(const Caller& cal
   SPLICE_RETURN_IF_ERROR(CheckStore());
   const chunk::Digest owner = keys_.DeriveOwner(caller);
   std::vector<uint64_t> doomed;
+  uint64_t kv_bytes = 0;
   SPLICE_RETURN_IF_ERROR(
       store_
           ->Change(owner, name, false,
                    [&](KbHead& now) -> absl::Status {
                      doomed.clear();
+                     kv_bytes = 0;
                      publisher_->MarkAbandoned(now);
-                     if (version != 0 && now.Find(version) == nullptr) {
-                       return NoVersion(name, version);
-                     }
-                     if (version != 0 && now.current == version) {
+                     if (version != 0 && now.Find(version) == nullptr) return NoVersion(name, version);
+                     if (version != 0 && now.current == version)
                        return StateError("version_in_use", fmt::format("version {} of knowledge base \"{}\" is "
                                                                        "current; swap to another one first",
                                                                        version, name));
-                     }
                      for (KbVersion& v : now.versions) {
                        if (version != 0 && v.version != version) continue;
                        if (v.state == KbState::kPublishing) {
@@ -389,6 +388,7 @@ absl::StatusOr<KnowledgeBases::Deleted> KnowledgeBases::Delete(const Caller& cal
                        v.state = KbState::kFailed;
                        v.error = "it was being deleted";
                        doomed.push_back(v.version);
+                       kv_bytes += v.bytes;
                      }
                      if (version == 0) now.current = 0;
                      for (const uint64_t v : doomed) std::erase(now.history, v);
@@ -416,7 +416,7 @@ absl::StatusOr<KnowledgeBases::Deleted> KnowledgeBases::Delete(const Caller& cal
   }
   log::Info("router.kb_deleted", log::F("caller", caller.name), log::F("name", name), log::F("version", version),
             log::F("chunks", dropped.chunks));
-  return Deleted{doomed.size(), dropped.chunks, dropped.bytes};
+  return Deleted{.versions = doomed.size(), .chunks = dropped.chunks, .bytes = dropped.bytes, .kv_bytes = kv_bytes};
 }
 
 // ---- plain namespaces

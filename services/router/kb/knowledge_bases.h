@@ -100,10 +100,13 @@ class KnowledgeBases {
   // Returns the head afterwards. FailedPrecondition ("version_not_ready", "no_previous_version").
   absl::StatusOr<KbHead> Swap(const Caller& caller, const std::string& name, uint64_t version);
   absl::StatusOr<KbHead> Rollback(const Caller& caller, const std::string& name);
+  // The chunks that were dropped are those of the KV, which publishing counted (KbVersion), and behind them summaries
+  // and four-bit copies of it.
   struct Deleted {
     uint64_t versions = 0;
     uint64_t chunks = 0;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;     // freed in the stores
+    uint64_t kv_bytes = 0;  // KV of the versions, as publishing counted it
   };
   // `version` 0: all of it. The version stops being served before its chunks are dropped. An interrupted deletion
   // leaves failed versions behind and may be repeated. FailedPrecondition ("version_in_use"): it is current. Aborted

@@ -281,6 +281,7 @@ TEST_F(KnowledgeBaseTest, SwapRollbackDiffAndDelete) {
   EXPECT_EQ(ErrorCode(Call("POST", base + "/swap", {{"version", 2}})), "version_not_found");
   EXPECT_EQ(Publish("b", {{"x", "three"}}).at("version"), 3) << "numbers are not used again";
   const json gone = Ok("DELETE", base);
+  EXPECT_GT(gone.at("kv_bytes"), 0);
   EXPECT_EQ(gone.at("versions"), 2);
   EXPECT_EQ(StoredChunks(), 0u);
   EXPECT_EQ(ErrorCode(Call("GET", base)), "knowledge_base_not_found");
