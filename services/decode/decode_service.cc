@@ -8,6 +8,7 @@
 #include "services/base/log.h"
 #include "services/base/status.h"
 #include "services/base/thread_priority.h"
+#include "services/base/version.h"
 #include "services/decode/landing.h"
 #include "services/decode/reservation.h"
 #include "services/decode/reserve_call.h"
@@ -16,6 +17,7 @@
 #include "services/wire/convert.h"
 #include "services/wire/structured_output.h"
 #include "services/wire/ticket_metrics.h"
+#include "services/wire/unary_answer.h"
 #include "services/wire/version.h"
 
 namespace spl::decode {
@@ -37,12 +39,6 @@ prometheus::Counter& MissCounter(Metrics& metrics, const char* reason) {
   return metrics.Counter("splice_decode_restore_misses_total",
                          "Local heads that should have been restored while decoding and stayed local.",
                          {{"reason", reason}});
-}
-
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
-  auto* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
-  return reactor;
 }
 
 }  // namespace
@@ -139,11 +135,12 @@ grpc::ServerUnaryReactor* DecodeService::SetDraining(grpc::CallbackServerContext
                                                      const v1::SetDrainingRequest* request, v1::SetDrainingResponse*) {
   draining_by_operator_ = request->draining();
   log::Info("decode.draining", log::F("on", request->draining()));
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* context, const v1::GetDecodeInfoRequest*,
                                                  v1::DecodeInfo* response) {
+  context->AddInitialMetadata(wire::kProgramVersionKey, VersionWithCommit());
   const engine::DecodeLoad load = engine_.load();
   const engine::Model& model = engine_.model();
   const int64_t streams = engine::KvShapeOf(model.config()).num_streams();
@@ -169,7 +166,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
       std::min<int64_t>(model.config().max_positions, pool_.num_pages() / streams * kernels::kPageTokens)));
   response->set_kv_bytes_per_token(static_cast<uint64_t>(streams) * model.page_bytes() / kernels::kPageTokens);
   if (const auto* local = local_prefill_.load(); local != nullptr) local->Describe(*response->mutable_local_prefill());
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* context,
@@ -391,10 +388,10 @@ grpc::ServerWriteReactor<v1::StreamChunk>* DecodeService::Stream(grpc::CallbackS
 grpc::ServerUnaryReactor* DecodeService::Release(grpc::CallbackServerContext* context,
                                                  const v1::ReleaseRequest* request, v1::ReleaseResponse*) {
   const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->ticket_id());
-  if (!id.ok()) return Answer(context, id.status());
+  if (!id.ok()) return wire::Answer(context, id.status());
   tickets_.Release(*id, request->generation(), request->writer_quiet(),
                    Errorf(absl::StatusCode::kCancelled, "released: {}", request->reason()));
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 }  // namespace spl::decode

@@ -7,9 +7,11 @@
 #include "services/base/grpc_status.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
+#include "services/base/version.h"
 #include "services/chunk/remote/chunk_wire.h"
 #include "services/prefill/head_push.h"
 #include "services/wire/convert.h"
+#include "services/wire/unary_answer.h"
 #include "services/wire/version.h"
 
 namespace spl::prefill {
@@ -18,12 +20,6 @@ namespace {
 constexpr size_t kMaxProbeKeys = 16384;
 // No write of a fetch starts this close to the end of its time.
 constexpr std::chrono::milliseconds kFetchMargin{1000};
-
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
-  auto* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
-  return reactor;
-}
 
 prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
   return metrics.Counter("splice_prefill_canonical_segments_total",
@@ -143,14 +139,15 @@ grpc::ServerUnaryReactor* PrefillService::SetDraining(grpc::CallbackServerContex
                                                       const v1::SetDrainingRequest* request, v1::SetDrainingResponse*) {
   draining_by_operator_ = request->draining();
   log::Info("prefill.draining", log::F("on", request->draining()));
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* context,
                                                   const v1::GetPrefillInfoRequest* request, v1::PrefillInfo* response) {
   if (static_cast<size_t>(request->probe_keys_size()) > kMaxProbeKeys)
-    return Answer(context,
-                  InvalidArgument("probe_keys has {} keys, at most {}", request->probe_keys_size(), kMaxProbeKeys));
+    return wire::Answer(
+        context, InvalidArgument("probe_keys has {} keys, at most {}", request->probe_keys_size(), kMaxProbeKeys));
+  context->AddInitialMetadata(wire::kProgramVersionKey, VersionWithCommit());
   const engine::PrefillLoad load = engine_.load();
   response->set_worker_id(worker_id_);
   response->set_epoch(epoch_);
@@ -174,11 +171,11 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   std::vector<chunk::ChunkKey> keys;
   for (const std::string& bytes : request->probe_keys()) {
     const auto digest = wire::DigestFromBytes(bytes, "probe_keys");
-    if (!digest.ok()) return Answer(context, digest.status());
+    if (!digest.ok()) return wire::Answer(context, digest.status());
     keys.push_back({*digest});
   }
   response->set_probed_tokens(static_cast<uint32_t>(engine_.CountCachedLeading(keys) * chunk::kChunkTokens));
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 grpc::ServerWriteReactor<v1::CacheEvents>* PrefillService::WatchCache(grpc::CallbackServerContext*,
@@ -312,19 +309,19 @@ grpc::ServerUnaryReactor* PrefillService::RenewHeadLease(grpc::CallbackServerCon
                                                          const v1::RenewHeadLeaseRequest* request,
                                                          v1::RenewHeadLeaseResponse* response) {
   const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
-  if (!id.ok()) return Answer(context, id.status());
+  if (!id.ok()) return wire::Answer(context, id.status());
   response->set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
-  return Answer(context, leases_.Renew(*id).status());
+  return wire::Answer(context, leases_.Renew(*id).status());
 }
 
 grpc::ServerUnaryReactor* PrefillService::ReleaseHeadLease(grpc::CallbackServerContext* context,
                                                            const v1::ReleaseHeadLeaseRequest* request,
                                                            v1::ReleaseHeadLeaseResponse*) {
   const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
-  if (!id.ok()) return Answer(context, id.status());
+  if (!id.ok()) return wire::Answer(context, id.status());
   leases_.Release(*id);
   engine_.Wake();
-  return Answer(context, absl::OkStatus());
+  return wire::Answer(context, absl::OkStatus());
 }
 
 }  // namespace spl::prefill

@@ -32,6 +32,7 @@ void AddMetricsFlags(CLI::App& app, RouterOptions& options) {
                  "Extra address of /metrics, /healthz and /readyz, which are also on --http");
   app.add_flag("--vllm-metric-names", options.vllm_metric_names,
                "Add vLLM's metrics to /metrics under vLLM's names, with the label model_name");
+  app.add_option("--trace-ui-url", options.trace_ui_url, kTraceUiUrlHelp);
 }
 
 void AddHttpFlags(CLI::App& app, RouterOptions& options) {

@@ -52,6 +52,16 @@ RouterOptions WithStore(RouterOptions options) {
   return options;
 }
 
+// The page makes it the target of a link.
+absl::Status CheckTraceUiUrl(const std::string& url) {
+  if (url.empty()) return absl::OkStatus();
+  if (!url.starts_with("http://") && !url.starts_with("https://"))
+    return InvalidArgument("--trace-ui-url {}: must begin with http:// or https://", url);
+  if (url.find("{trace_id}") == std::string::npos)
+    return InvalidArgument("--trace-ui-url {}: must have {{trace_id}} where a trace's id belongs", url);
+  return absl::OkStatus();
+}
+
 class Server final : public RouterServer {
  public:
   explicit Server(RouterOptions options) : options_(WithStore(std::move(options))) {}
@@ -134,13 +144,15 @@ class Server final : public RouterServer {
   absl::Status Serve() {
     const bool loopback = IsLoopback(options_.http.listen);
     SPLICE_RETURN_IF_ERROR(Cors::Check(options_.cors_origins));
+    SPLICE_RETURN_IF_ERROR(CheckTraceUiUrl(options_.trace_ui_url));
     cors_ = std::make_unique<Cors>(options_.cors_origins);
     api_ = std::make_unique<OpenAiApi>(
         *dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
         OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     history_ = std::make_unique<History>(HistoryOptionsFor(options_.history_period));
-    control_api_ = std::make_unique<ControlApi>(*dispatcher_, *history_, keys_, loopback);
+    control_api_ = std::make_unique<ControlApi>(*dispatcher_, *history_, keys_,
+                                                ControlApiOptions{loopback, options_.trace_ui_url});
     HttpServerOptions http = options_.http;
     http.tls = http_tls_;
     http.on_handshake = [this](HandshakeResult result) { handshakes_[static_cast<size_t>(result)]->Increment(); };

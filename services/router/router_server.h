@@ -16,6 +16,10 @@
 
 namespace spl::router {
 
+inline constexpr char kTraceUiUrlHelp[] =
+    "address of a trace, with {trace_id} in it: https://jaeger.example/trace/{trace_id}; the page /ui links traced "
+    "requests to it";
+
 struct RouterOptions {
   // Hugging Face folder: tokenizer, chat template, context length. Weights are not read. Empty: the model has no text
   // side: requests send token ids, answers carry no text, and served_model_name must be given.
@@ -45,6 +49,8 @@ struct RouterOptions {
   // Knowledge bases and the namespaces API; refused without store addresses.
   KnowledgeBaseOptions knowledge_bases;
   TraceOptions trace;
+  // Address of a trace for people, http(s), with "{trace_id}" in it: the page links traced requests to it. Empty: none.
+  std::string trace_ui_url;
   // Origins of web pages that may use the OpenAI API, or "*"; see Cors.
   std::vector<std::string> cors_origins;
   OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ServedModelOptions

@@ -13,6 +13,9 @@ namespace spl::wire {
 inline constexpr uint32_t kVersionMin = 2;
 inline constexpr uint32_t kVersionMax = 2;
 
+// Metadata of a worker's answer to GetInfo: its program's version and commit (VersionWithCommit), for people.
+inline constexpr char kProgramVersionKey[] = "splice-version";
+
 v1::WireVersions OwnVersions();
 // FailedPrecondition names both ranges: `other` does not overlap with `own`. Zeros in `other` mean a program older than
 // versions, which counts as 1. `who` and `we` are for the message: "worker decode-0", "this router".

@@ -30,14 +30,15 @@ class Cluster:
         keys.write_text(f"{TENANT} alice\n{OPERATOR} olga role=operator\n")
         self.process = subprocess.Popen(
             [SPLICE, "serve", "--model", "models/splice-tiny", "--backend", "cpu", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-             "--kv-bytes", "256MiB", "--store-memory-bytes", "64MiB", "--api-keys", str(keys)],
+             "--kv-bytes", "256MiB", "--store-memory-bytes", "64MiB", "--api-keys", str(keys),
+             "--trace-ui-url", "https://traces.example/trace/{trace_id}"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
         ready = next((line for line in self.process.stdout if line.startswith("ready ")), "")
         self.address = re.search(r"http=(?:http://)?(\S+)", ready).group(1)
         self.url = f"http://{self.address}/ui"
 
-    def call(self, path, body=None, key=OPERATOR, request_id=None):
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    def call(self, path, body=None, key=OPERATOR, request_id=None, **more):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **more}
         if request_id:
             headers["X-Request-Id"] = request_id
         data = json.dumps(body).encode() if body is not None else None
@@ -189,6 +190,26 @@ class PageTest(unittest.TestCase):
         self.assertIn("exact · asked: auto", page.run("document.getElementById('detail').innerText"))
         page.press("#detail a")
         page.wait("document.getElementById('detail').hidden")
+
+    def test_a_traced_request_has_a_link_and_a_worker_its_version(self):
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        self.cluster.call("/v1/completions", {"model": "splice-tiny", "prompt": "Ship 4", "max_tokens": 1}, TENANT, "traced",
+                          traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+        page = self.enter("requests/traced")
+        link = f"document.querySelector('#detail a[href=\"https://traces.example/trace/{trace}\"]')"
+        page.wait(f"!!{link}")
+        self.assertEqual(page.run(f"{link}.textContent"), trace)
+        self.assertIn("noopener", page.run(f"{link}.rel"))
+        self.go("requests/first-of-two")
+        page.wait("document.getElementById('detail').innerText.includes('first-of-two')")
+        self.assertEqual(page.run("document.querySelectorAll('#detail a[target]').length"), 0, "nobody recorded its spans")
+        self.go("workers")
+        page.wait("document.querySelectorAll('#workerlist tbody button').length === 2")
+        status = self.cluster.call("/control/v1/status")
+        cells = page.run("[...document.querySelectorAll('#workerlist tbody tr')].map(r => [r.cells[7].textContent, r.cells[7].className])")
+        for text, tone in cells:
+            self.assertEqual(text, f"{status['version']} ({status['commit']})")
+            self.assertNotIn("warn", tone, "the router's own version")
 
     def test_drains_a_worker_and_takes_it_back(self):
         page = self.enter("workers")

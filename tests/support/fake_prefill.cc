@@ -237,6 +237,7 @@ bool FakePrefill::WaitFor(const std::function<bool(const Counters&)>& done) {
 
 grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* context, const v1::GetPrefillInfoRequest*,
                                                v1::PrefillInfo* info) {
+  context->AddInitialMetadata(wire::kProgramVersionKey, "9.8.7 (fake)");
   std::lock_guard lock(mutex_);
   info->set_worker_id(options_.worker_id);
   info->set_epoch(options_.epoch);

@@ -165,6 +165,7 @@ void AddMetricsAndTraceFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   c.trace.Register(app);
+  app.add_option("--trace-ui-url", c.trace_ui_url, router::kTraceUiUrlHelp);
   app.add_option("--log-level", flags.log_level,
                  "debug, info, warning or error; auto: warning on a terminal, info elsewhere")
       ->capture_default_str();

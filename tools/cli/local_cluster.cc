@@ -182,6 +182,7 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;
   router.trace = options.trace;
+  router.trace_ui_url = options.trace_ui_url;
   router.knowledge_bases.store = store_->grpc_address();
   router.dispatch.fleet.prefill = {prefill_->grpc_address()};
   router.dispatch.fleet.decode = {decode_->grpc_address()};

@@ -54,6 +54,7 @@ struct LocalClusterOptions {
   std::optional<int64_t> itl_target_ms;
   double fidelity_share = 0.01;
   TraceOptions trace;
+  std::string trace_ui_url;  // see router::RouterOptions
   // Called when a part of the start that takes long begins, in words; may be null.
   std::function<void(const char* stage)> on_stage;
   // engine::ModelOptions::on_progress, in the stage that loads the weights; may be null.

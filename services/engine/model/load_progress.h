@@ -33,7 +33,7 @@ class LoadProgress {
 
   const int num_ranks_;
   const std::function<void(uint64_t, uint64_t)> report_;
-  std::map<std::string, uint64_t> bytes_;  // of each matrix and vector, by the name that a source takes
+  std::map<std::string, uint64_t> bytes_;  // sizes by the names that a source takes
   uint64_t total_ = 0;
   std::mutex mutex_;   // guards what follows, and calls of report_
   uint64_t done_ = 0;  // over all ranks

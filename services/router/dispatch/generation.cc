@@ -43,6 +43,7 @@ void Generation::Start() {
                                .caller = request_.caller.name,
                                .api = request_.api,
                                .trace_id = request_.trace.TraceIdHex(),
+                               .traced = request_.trace.sampled,
                                .reuse = request_.reuse.policy(),
                                .decode = request_.reuse.decode(),
                                .stage = "tokenizing"});

@@ -14,6 +14,7 @@
 #include "services/membership/static_list.h"
 #include "services/router/fleet/cache_view.h"
 #include "services/router/fleet/cache_watch.h"
+#include "services/router/fleet/worker_slot.h"
 #include "services/router/fleet/worker_views.h"
 #include "services/router/fleet/workers.h"
 #include "services/wire/version.h"
@@ -42,49 +43,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLostLives = 1024;  // remembered
 
-// One member's address. Only the fleet's strand touches it.
-template <typename Worker, typename Info>
-struct Slot {
-  std::string address;
-  // False: no longer a member. It gets nothing new, and is polled as long as it answers and has work, so that its
-  // running requests finish, or are moved when it dies.
-  bool listed = true;
-  std::shared_ptr<Worker> worker;
-  std::shared_ptr<PrefillWorker> local_prefill;  // for a decode worker that prefills, once it has reported it
-  std::unique_ptr<boost::asio::steady_timer> timer;
-  bool alive = false;
-  bool suspect = false;            // alive by the last poll, but a call has failed since
-  bool silent = false;             // its last poll was not answered in time
-  bool watched = false;            // for workers that prefill: a watch of the cache is open
-  uint64_t unwatchable_epoch = 0;  // epoch of an older program, which lacks the call
-  bool polling = false;            // a poll is running; otherwise the timer runs
-  Clock::time_point answered;      // when the last poll that it answered was sent
-  int unanswered = 0;              // polls in a row while not alive
-  ClockEstimate clock;
-  Info info;
-  bool mismatch_logged = false;
-};
-
-// A wanted connection between one life of a prefill worker and one life of a decode worker.
-struct Connection {
-  uint64_t prefill_epoch = 0;
-  uint64_t decode_epoch = 0;
-  bool ready = false;
-  bool connecting = false;
-  Clock::time_point ready_since;
-  Clock::time_point retry_at;
-  PeerLink link;
-};
-
 // A member that has not answered this many polls (two seconds by default) is logged; before that it may be starting.
 constexpr int kPollsBeforeWarning = 10;
 
-// Empty if global_heads does not fit num_kv_heads.
 bool HasWork(const v1::PrefillInfo& info) { return info.queued_requests() > 0; }
 bool HasWork(const v1::DecodeInfo& info) { return info.running_sequences() + info.reserved_tickets() > 0; }
-
-using PrefillSlot = Slot<PrefillWorker, v1::PrefillInfo>;
-using DecodeSlot = Slot<DecodeWorker, v1::DecodeInfo>;
 
 class PollingFleet final : public Fleet {
  public:
@@ -211,9 +174,12 @@ class PollingFleet final : public Fleet {
       info->Swap(&call.response);
       const Clock::time_point answered_at = Clock::now();
       const int64_t ours = UnixNanos();
-      boost::asio::post(self->strand_, [self, slot, asked_at, answered_at, ours, status = std::move(status), info] {
+      std::string version = ProgramVersionIn(call.context);
+      boost::asio::post(self->strand_, [self, slot, asked_at, answered_at, ours, status = std::move(status), info,
+                                        version = std::move(version)]() mutable {
         if (status.ok() && info->unix_nanos() != 0)
           slot->clock.Observe(info->unix_nanos(), ours, asked_at, answered_at);
+        if (status.ok()) slot->version = std::move(version);
         self->OnPolled(slot, asked_at, status, *info);
       });
     };
@@ -471,6 +437,7 @@ class PollingFleet final : public Fleet {
     PrefillView view = WorkerView(info);
     view.worker = slot.worker;
     view.address = slot.address;
+    view.version = slot.version;
     view.clock = slot.clock.best();
     for (const auto& [key, connection] : connections_) {
       const bool ours = key.first == info.worker_id() && connection.prefill_epoch == info.epoch();
@@ -483,6 +450,7 @@ class PollingFleet final : public Fleet {
     DecodeView view = WorkerView(slot.info);
     view.worker = slot.worker;
     view.address = slot.address;
+    view.version = slot.version;
     view.clock = slot.clock.best();
     return view;
   }
@@ -493,6 +461,7 @@ class PollingFleet final : public Fleet {
     PrefillView view = LocalWorkerView(slot.info);
     view.worker = slot.local_prefill;
     view.address = slot.address;
+    view.version = slot.version;
     view.clock = slot.clock.best();
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
                                          .transport = "memory",

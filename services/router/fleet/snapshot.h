@@ -31,6 +31,7 @@ struct PrefillView {
   std::shared_ptr<PrefillWorker> worker;
   std::string worker_id;
   std::string address;
+  std::string version;  // version and commit of its program; empty: it does not say
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
   double tokens_per_s = 0;
@@ -59,6 +60,7 @@ struct DecodeView {
   std::shared_ptr<DecodeWorker> worker;
   std::string worker_id;
   std::string address;
+  std::string version;  // as above
   uint64_t epoch = 0;
   uint32_t sequences = 0;  // running and reserved
   uint32_t running = 0;

@@ -1,6 +1,15 @@
 #include "services/router/fleet/workers.h"
 
+#include <algorithm>
+
+#include "services/wire/version.h"
+
 namespace spl::router {
+namespace {
+
+constexpr size_t kMaxVersionBytes = 64;
+
+}  // namespace
 
 std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, const PeerTls* tls) {
   grpc::ChannelArguments arguments;
@@ -12,6 +21,13 @@ std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, con
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return MakePeerChannel(address, tls, std::move(arguments));
+}
+
+std::string ProgramVersionIn(const grpc::ClientContext& answered) {
+  const auto& metadata = answered.GetServerInitialMetadata();
+  const auto found = metadata.find(wire::kProgramVersionKey);
+  if (found == metadata.end()) return "";
+  return std::string(found->second.data(), std::min(found->second.size(), kMaxVersionBytes));
 }
 
 void CallTracker::Add(grpc::ClientContext* context) {

@@ -25,6 +25,10 @@ namespace spl::router {
 // MakePeerChannel.
 std::shared_ptr<grpc::Channel> MakeWorkerChannel(const std::string& address, const PeerTls* tls);
 
+// The version of the worker's program in its answer to GetInfo (wire::kProgramVersionKey), 64 bytes of it at most.
+// Empty: it does not say it, or has not answered.
+std::string ProgramVersionIn(const grpc::ClientContext& answered);
+
 // The open calls, so that a stopping router can end them all before the objects that they report to are gone.
 // Thread-safe.
 class CallTracker {

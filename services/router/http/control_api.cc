@@ -100,8 +100,8 @@ void SendDrain(const std::shared_ptr<HttpExchange>& exchange, const std::string&
 
 }  // namespace
 
-ControlApi::ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, bool loopback)
-    : core_(core), history_(history), keys_(keys), loopback_(loopback) {}
+ControlApi::ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, ControlApiOptions options)
+    : core_(core), history_(history), keys_(keys), options_(std::move(options)) {}
 
 bool ControlApi::Serves(const std::string& path) {
   return path.starts_with(kPrefix) || path == "/debug/requests" || IsUiPath(path);
@@ -109,7 +109,7 @@ bool ControlApi::Serves(const std::string& path) {
 
 absl::StatusOr<Caller> ControlApi::Authorize(const HttpRequest& request) const {
   SPLICE_ASSIGN_OR_RETURN(Caller caller, keys_.Authenticate(request.authorization));
-  SPLICE_RETURN_IF_ERROR(CheckOperator(keys_, caller, loopback_));
+  SPLICE_RETURN_IF_ERROR(CheckOperator(keys_, caller, options_.loopback));
   return caller;
 }
 
@@ -186,6 +186,7 @@ OrderedJson ControlApi::Status() const {
                   {"head_map", fleet->model.head_map}};
   out["requests"] = {{"running", core_.admission().num_running()}, {"waiting", core_.admission().num_waiting()}};
   out["methods"] = MethodsJson();
+  out["trace_ui_url"] = options_.trace_ui_url;
   RouterMetrics& m = core_.metrics();
   out["prompt_tokens"] = {{"prefix", m.reuse_prefix_tokens.Value()},
                           {"segment", m.reuse_segment_tokens.Value()},
@@ -225,6 +226,7 @@ OrderedJson ControlApi::Workers() const {
     data.push_back({{"worker", p.worker_id},
                     {"role", "prefill"},
                     {"address", p.address},
+                    {"version", p.version},
                     {"epoch", p.epoch},
                     {"draining", p.draining},
                     {"queued_tokens", p.queued_tokens},
@@ -249,6 +251,7 @@ OrderedJson ControlApi::Workers() const {
     data.push_back({{"worker", d.worker_id},
                     {"role", "decode"},
                     {"address", d.address},
+                    {"version", d.version},
                     {"epoch", d.epoch},
                     {"draining", d.draining},
                     {"sequences", d.sequences},

@@ -28,11 +28,15 @@
 
 namespace spl::router {
 
-// Thread-safe; never blocks. Borrows all arguments.
+struct ControlApiOptions {
+  bool loopback = false;     // the server listens on this machine only
+  std::string trace_ui_url;  // RouterOptions::trace_ui_url
+};
+
+// Thread-safe; never blocks. Borrows all arguments but the options.
 class ControlApi {
  public:
-  // `loopback`: the server listens on this machine only.
-  ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, bool loopback);
+  ControlApi(Dispatcher& core, const History& history, const ApiKeys& keys, ControlApiOptions options);
 
   static bool Serves(const std::string& path);
   // Checks a request's header (HttpGate): returns the answer to a forbidden request and writes it to the audit log.
@@ -63,7 +67,7 @@ class ControlApi {
   Dispatcher& core_;
   const History& history_;
   const ApiKeys& keys_;
-  const bool loopback_;
+  const ControlApiOptions options_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 

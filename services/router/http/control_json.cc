@@ -38,6 +38,7 @@ OrderedJson RecordJson(const RequestRecord& r) {
   OrderedJson out;
   out["request_id"] = r.request_id;
   out["trace_id"] = r.trace_id;
+  out["traced"] = r.traced;
   out["caller"] = r.caller;
   out["api"] = r.api;
   out["stage"] = r.stage;

@@ -28,6 +28,7 @@ struct RequestRan {
 struct RequestRecord {
   std::string request_id, caller, api;
   std::string trace_id;       // 32 hex digits
+  bool traced = false;        // its spans are recorded
   std::string reuse, decode;  // as requested
   std::string stage;          // "tokenizing", "queued", "prefill", "decoding", "done"
   std::string status;         // for a request that ended: "OK", or code and message

@@ -38,8 +38,8 @@ const round = async () => {
     if (!still()) return;
     frame(status);
     if (section === 'overview') await overview.show(status, still);
-    if (section === 'workers') await workers.show(round, still);
-    if (section === 'requests') await requests.show(rest || null, round, still);
+    if (section === 'workers') await workers.show(status, round, still);
+    if (section === 'requests') await requests.show(status, rest || null, round, still);
     if (section === 'chat') chat.show(status, linked);
     if (!still()) return;
     linked = null;

@@ -35,6 +35,7 @@ const matches = (r, text) => {
     .some(field => field && field.toLowerCase().includes(text));
 };
 
+let traceUrl = '';
 let lists = {active: [], recent: []};
 const fill = () => {
   const text = $('filter').value.trim().toLowerCase();
@@ -86,6 +87,13 @@ const ranPairs = r => {
     r.ran.transfer_seconds ? ['push behind the last layer', seconds(r.ran.transfer_seconds)] : null]);
 };
 
+// Replaces "{trace_id}" in --trace-ui-url; a trace of which nobody recorded a span has no page.
+const traceOf = r => {
+  const id = r.trace_id || '–';
+  if (!traceUrl || !r.traced) return el('span', {class: 'mono'}, id);
+  return el('a', {class: 'mono', href: traceUrl.replaceAll('{trace_id}', r.trace_id), target: '_blank', rel: 'noopener noreferrer'}, id);
+};
+
 const outcomePairs = r => {
   const steps = r.tokens.completion - 1, rest = r.seconds.total - r.seconds.ttft;
   return pairs([
@@ -95,7 +103,7 @@ const outcomePairs = r => {
     ['first token', r.seconds.ttft ? seconds(r.seconds.ttft) : '–'], ['total', seconds(r.seconds.total)],
     r.seconds.ttft && steps > 0 && rest > 0 ? ['a token', seconds(rest / steps)] : null,
     r.attempts > 1 ? ['attempts', num(r.attempts)] : null,
-    ['trace', el('span', {class: 'mono'}, r.trace_id || '–')]]);
+    ['trace', traceOf(r)]]);
 };
 
 const drawDetail = (r, refresh) => {
@@ -118,8 +126,9 @@ const drawDetail = (r, refresh) => {
     parts.length ? legend(parts.map(([name, n, tone]) => [name, num(n), tone])) : '');
 };
 
-// `id`: of the request that is shown above the lists; null: none.
-export const show = async (id, refresh, still) => {
+// `status`: the router's. `id`: of the request that is shown above the lists; null: none.
+export const show = async (status, id, refresh, still) => {
+  traceUrl = status.trace_ui_url;
   $('filter').oninput = fill;
   const read = await get('requests');
   if (!still()) return;

@@ -5,6 +5,7 @@ import {num, percent} from './format.js';
 
 let workers = [];
 let changed = () => {};
+let router = '';
 
 const say = (text, tone) => {
   $('switched').className = tone;
@@ -46,6 +47,9 @@ const kv = w => (w.total_pages ? 1 - w.free_pages / w.total_pages : 0);
 const kvCell = w => (w.total_pages ? {text: percent(kv(w)), share: kv(w)} : '–');
 const links = w => w.links.map(l => `${l.decode}: ${l.transport}` + (l.bytes_per_second ? `, ${num(l.bytes_per_second / 1e9, 1)} GB/s` : '')).join('; ');
 
+// "0.1.0 (1a2b3c4d5e6f)": in the midst of an upgrade some differ from this router's.
+const versionCell = version => ({text: version || 'not said', mono: true, tone: version && version !== router ? 'warn' : '', title: `this router: ${router}`});
+
 const row = w => {
   const prefill = w.role === 'prefill';
   return {key: w.worker, cells: [
@@ -53,17 +57,18 @@ const row = w => {
     prefill ? num(w.queued_tokens) + ' tokens queued' : `${num(w.sequences)} of ${num(w.max_sequences)} KV reservations`,
     kvCell(w),
     prefill ? num(w.tokens_per_second) + ' tokens/s' : num(w.step_seconds * 1e3, 1) + ' ms a step',
-    {text: w.address, mono: true},
+    {text: w.address, mono: true}, versionCell(w.version),
     prefill ? {text: links(w) || 'none', tone: links(w) ? '' : 'bad', wide: true}
             : w.local_prefill ? {text: `prefills up to ${num(w.local_prefill.max_new_tokens)} new tokens itself`, wide: true} : '',
     switchCell(w)]};
 };
 
-// `refresh`: called once a worker was switched.
-export const show = async (refresh, still) => {
+// `status`: the router's own. `refresh`: called once a worker was switched.
+export const show = async (status, refresh, still) => {
+  router = status.version + (status.commit ? ` (${status.commit})` : '');
   changed = refresh;
   const read = (await get('workers')).data;
   if (!still()) return;
   workers = read;
-  fillTable($('workerlist'), ['worker', 'role', 'state', 'load', 'KV', 'speed', 'address', 'KV connections', ''], workers.map(row), 'no worker answers');
+  fillTable($('workerlist'), ['worker', 'role', 'state', 'load', 'KV', 'speed', 'address', 'version', 'KV connections', ''], workers.map(row), 'no worker answers');
 };

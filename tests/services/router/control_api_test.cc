@@ -11,6 +11,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
+#include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 namespace spl::router {
@@ -76,6 +77,41 @@ TEST_F(ControlApiTest, ShowsPoolsWorkersAndRequests) {
     EXPECT_EQ(seen["tokens"]["completion"], 3);
     EXPECT_GT(seen["seconds"]["total"].get<double>(), 0);
     EXPECT_FALSE(seen["workers"]["decode"].get<std::string>().empty());
+  }
+}
+
+// Fake prefill workers say what they run; fake decode workers are of a version that did not.
+TEST_F(ControlApiTest, ShowsWhichVersionAWorkerRuns) {
+  cluster_.StartRouter();
+  for (const json& worker : Get("/control/v1/workers")["data"])
+    EXPECT_EQ(worker["version"], worker["role"] == "prefill" ? "9.8.7 (fake)" : "") << worker;
+}
+
+TEST_F(ControlApiTest, SaysWhichRequestsHaveATraceAndWhereItIs) {
+  cluster_.options.trace_ui_url = "https://traces.example/trace/{trace_id}";
+  cluster_.StartRouter();
+  EXPECT_EQ(Get("/control/v1/status")["trace_ui_url"], "https://traces.example/trace/{trace_id}");
+  for (const bool sampled : {true, false}) {
+    const std::string id = sampled ? "sampled" : "not-sampled", trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const TestResponse answer =
+        Call(cluster_.http(), "POST", kCompletions, R"({"prompt":"some words","max_tokens":1})",
+             {"x-request-id: " + id, "traceparent: 00-" + trace + "-00f067aa0ba902b7-0" + (sampled ? "1" : "0")});
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const json seen = Get("/control/v1/requests/" + id);
+    EXPECT_EQ(seen["traced"], sampled);
+    EXPECT_EQ(seen["trace_id"], trace);
+  }
+}
+
+TEST(TraceUiUrlTest, MustBeALinkWithAPlaceForTheId) {
+  for (const char* wrong : {"javascript:alert('{trace_id}')", "traces.example/{trace_id}", "https://traces.example/"}) {
+    FakeCluster cluster(1, 1);
+    cluster.options.trace_ui_url = wrong;
+    cluster.options.model_dir = test::kTinyModel;
+    cluster.options.http.listen = cluster.options.grpc_listen = "127.0.0.1:0";
+    const auto router = RouterServer::Start(cluster.options);
+    EXPECT_EQ(router.status().code(), absl::StatusCode::kInvalidArgument) << wrong;
+    EXPECT_THAT(std::string(router.status().message()), HasSubstr("--trace-ui-url")) << wrong;
   }
 }
 
