@@ -27,6 +27,7 @@ tools.need("yaml")
 import yaml  # noqa: E402
 
 sys.path.insert(0, str(tools.ROOT / "deploy" / "helm"))
+import hub  # noqa: E402
 import render  # noqa: E402
 
 IMAGE = os.environ.get("SPLICE_TEST_IMAGE", "localhost/splice:0.1.0")
@@ -70,9 +71,9 @@ def answers(url):
 class Cluster:
     """The pods of the manifests, by (component, index)."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, manifests=None):
         self.folder = pathlib.Path(folder)
-        documents = tools.load_documents((render.MANIFESTS / "splice.yaml").read_text())
+        documents = tools.load_documents(manifests or (render.MANIFESTS / "splice.yaml").read_text())
         self.workloads = {d["metadata"]["name"].removeprefix("splice-"): d for d in documents if d["kind"] in ("Deployment", "StatefulSet")}
         self.names = self.service_names()
         auth = self.folder / "auth"
@@ -111,14 +112,17 @@ class Cluster:
             value = SMALLER.get(flag, value).replace("$(POD_IP)", self.address(component, index)).replace("$(POD_NAME)", name)
             arguments.append(f"{flag}={value}")
         container["args"] = arguments
+        inits = spec.get("initContainers", [])
+        for init in inits:
+            init.update(image=IMAGE, resources={})
         volumes = []
         for volume in spec.get("volumes", []):
-            where = {"model": "model", "auth": "auth"}.get(volume["name"], f"{name}-{volume['name']}")
+            where = {"model": "pulled" if inits else "model", "auth": "auth"}.get(volume["name"], f"{name}-{volume['name']}")
             volumes.append({"name": volume["name"], "hostPath": {"path": str(self.data(where))}})
         for claim in self.workloads[component]["spec"].get("volumeClaimTemplates", []):
             volumes.append({"name": claim["metadata"]["name"], "hostPath": {"path": str(self.data(f"{name}-{claim['metadata']['name']}"))}})
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "splice-test"}},
-                "spec": {"containers": [container], "volumes": volumes, "restartPolicy": "Never",
+                "spec": {"initContainers": inits, "containers": [container], "volumes": volumes, "restartPolicy": "Never",
                          "securityContext": {k: spec["securityContext"][k] for k in ("runAsUser", "runAsGroup", "runAsNonRoot")},
                          "terminationGracePeriodSeconds": spec["terminationGracePeriodSeconds"],
                          "hostAliases": [{"ip": ip, "hostnames": hosts} for ip, hosts in self.names.items()]}}
@@ -262,6 +266,29 @@ class PodmanTest(unittest.TestCase):
         self.assertEqual(sorted(set(own) - {"/tmp", "/var/tmp", "/dev/null"}), ["/var/lib/splice"])
         for program in ("apt", "dpkg", "bash", "perl", "python3", "curl", "wget", "su", "mount"):
             self.assertNotEqual(podman("run", "--rm", "--network=none", IMAGE, "busybox", "which", program, check=False).returncode, 0, program)
+
+    def test_the_init_container_fetches_the_model(self):
+        server = hub.Hub("acme/ships", tools.ROOT / "models" / "splice-tiny", host="0.0.0.0")
+        self.addCleanup(server.close)
+        # The network's gateway is this machine.
+        url = f"http://{SUBNET}.1:{server.server.server_address[1]}"
+        claim = {"persistentVolumeClaim": {"claimName": "models", "readOnly": False}}
+        try:
+            texts = render.render(values={"model": {"pull": "acme/ships", "hub": url, "volume": claim}})
+        except render.NoRenderer as why:
+            self.skipTest(str(why))
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        cluster = Cluster(folder.name, "".join("---\n" + text for text in texts))
+        begin = time.monotonic()
+        for component, index in (("prefill", 0), ("prefill", 1)):
+            cluster.start(component, index)
+            cluster.wait_ready(component, index)
+            print(f"{component} {index}: ready {time.monotonic() - begin:.1f} s after the first start, with an init container", file=sys.stderr)
+        self.assertEqual(sum(path.endswith("/model.safetensors") for path in server.requests), 1, "the second pod finds it there")
+        pulled = cluster.folder / "pulled" / "model.safetensors"
+        self.assertEqual(pulled.read_bytes(), server.files["model.safetensors"])
+        self.assertEqual(pulled.stat().st_uid, 10001)
 
     def test_nothing_is_lost_while_pods_come_and_go(self):
         cluster, routers = self.cluster, 2

@@ -19,6 +19,7 @@ import tools
 
 tools.need("yaml")
 sys.path.insert(0, str(tools.ROOT / "deploy" / "helm"))
+import hub  # noqa: E402
 import metrics  # noqa: E402
 import render  # noqa: E402
 
@@ -143,6 +144,45 @@ class PodsTest(unittest.TestCase):
                 self.assertEqual(only_local & set(exported), set(), "these came without --local-prefill-tokens")
                 own -= only_local
         self.assertEqual(own - set(exported) - events, set(), f"{name} does not export it")
+
+    def test_the_init_container_fetches_the_model(self):
+        """model.pull: what the init container of each pod runs fills the folder once, and the program loads it."""
+        server = hub.Hub("acme/ships", tools.ROOT / "models" / "splice-tiny")
+        self.addCleanup(server.close)
+        claim = {"persistentVolumeClaim": {"claimName": "models", "readOnly": False}}
+        try:
+            texts = render.render(values={"model": {"pull": "acme/ships", "hub": server.url, "volume": claim}})
+        except render.NoRenderer as why:
+            self.skipTest(str(why))
+        model = pathlib.Path(self.folder.name) / "pulled"
+        pods = {d["metadata"]["name"].removeprefix("splice-"): d["spec"]["template"]["spec"]
+                for d in tools.load_documents("".join("---\n" + text for text in texts)) if d["kind"] in ("Deployment", "StatefulSet")}
+        inits = {name: pod["initContainers"][0] for name, pod in pods.items() if "initContainers" in pod}
+        self.assertEqual(set(inits), {"router", "prefill", "decode"})
+        for name, init in inits.items():
+            arguments = [a.replace("/models/model", str(model)) for a in init["args"]]
+            done = subprocess.run([BIN / init["command"][0], *init["command"][1:], *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+        fetched = [path for path in server.requests if path.endswith("/model.safetensors")]
+        self.assertEqual(len(fetched), 1, "the other pods find it there")
+        for file in ("config.json", "tokenizer.json", "model.safetensors"):
+            self.assertEqual((model / file).read_bytes(), server.files[file], file)
+        # A model that is not there keeps the pod from starting, and says why.
+        wrong = [a.replace("/models/model", str(model) + "-2").replace("acme/ships", "acme/none") for a in inits["prefill"]["args"]]
+        done = subprocess.run([BIN / "splice", "pull", *wrong], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("acme/none does not exist", done.stderr)
+        with open(pathlib.Path(self.folder.name) / "pulled.log", "w+") as log:
+            worker = subprocess.Popen([BIN / "splice-prefill", "--model", model, "--backend", "cpu", "--kv-bytes", "64MiB"],
+                                      stdout=subprocess.PIPE, stderr=log, text=True)
+            try:
+                line = worker.stdout.readline()
+                log.seek(0)
+                self.assertTrue(line.startswith("ready grpc="), line + log.read())
+            finally:
+                worker.kill()
+                worker.wait()
+                worker.stdout.close()
 
     def test_they_serve_and_end(self):
         for name in ORDER:
