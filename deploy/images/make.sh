@@ -38,7 +38,9 @@ mkdir -p "$root"
 
 # The C and C++ run-time libraries, names of users and services, certificates, and busybox for `sleep` before a stop.
 debian_root() {
-  mmdebstrap --quiet --variant=extract --format=tar \
+  # The status file of dpkg stays empty, because nothing is installed: the archives say what was unpacked.
+  local list='for p in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -W --showformat="\${Package} \${Version}\n" "$p"; done'
+  mmdebstrap --quiet --variant=extract --format=tar --extract-hook="{ $list; } >'$work/packages.txt'" \
     --include=base-files,base-passwd,libc6,libstdc++6,libgcc-s1,netbase,busybox-static bookworm "$work/base.tar"
   tar -C "$root" -xf "$work/base.tar" --exclude='./dev/*'
   cp "$root/usr/share/base-passwd/passwd.master" "$root/etc/passwd"
@@ -50,7 +52,7 @@ debian_root() {
   cat "$work"/ca/usr/share/ca-certificates/mozilla/*.crt >"$root/etc/ssl/certs/ca-certificates.crt"
   {
     echo "# Debian packages"
-    awk '/^Package:/ {p = $2} /^Version:/ {print p, $2}' "$root/var/lib/dpkg/status" | sort
+    sort "$work/packages.txt"
     dpkg-deb -W --showformat='${Package} ${Version} (certificates only)\n' "$work"/ca-certificates_*.deb
   } >"$work/contents.txt"
   rm -rf "$root"/var/{lock,tmp,local,opt,mail} "$root"/usr/share/{doc,man,locale,info,lintian,base-passwd,bash-completion} \

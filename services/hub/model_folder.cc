@@ -57,6 +57,7 @@ const std::vector<std::string>& SideFiles() {
       "special_tokens_map.json",
       "chat_template.jinja",
       "head_classes.json",
+      "recovery.json",
   };
   return files;
 }

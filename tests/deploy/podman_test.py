@@ -266,6 +266,8 @@ class PodmanTest(unittest.TestCase):
         # Of the image's user, or writable for all.
         own = podman(*look, "find", "/", "-xdev", "(", "-user", "10001", "-o", "(", "!", "-type", "l", "-perm", "-0002", ")", ")").stdout.split()
         self.assertEqual(sorted(set(own) - {"/tmp", "/var/tmp", "/dev/null"}), ["/var/lib/splice"])
+        contents = podman("run", "--rm", "--network=none", IMAGE, "busybox", "cat", "/usr/share/splice/contents.txt").stdout
+        self.assertRegex(contents, r"(?m)^libc6 2|^# on top of ", "it says which packages it is made of")
         for program in ("apt", "dpkg", "bash", "perl", "python3", "curl", "wget", "su", "mount"):
             self.assertNotEqual(podman("run", "--rm", "--network=none", IMAGE, "busybox", "which", program, check=False).returncode, 0, program)
 

@@ -113,6 +113,18 @@ TEST_F(PullCommandTest, JsonAndAnotherFolder) {
   EXPECT_THAT(err(), AllOf(HasSubstr("Git LFS pointer"), HasSubstr("splice pull org/tiny@"), HasSubstr("--to " + to)));
 }
 
+// A model's own measurements come with it.
+TEST_F(PullCommandTest, FetchesHeadClassesAndTheRecoveryProfile) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(test::kTinyModel))
+    files[entry.path().filename()] = Read(entry.path());
+  files["recovery.json"] = "{}";
+  hub_.Put("org/measured", files);
+  ASSERT_EQ(Run("pull org/measured"), 0) << err();
+  for (const char* file : {"head_classes.json", "recovery.json"})
+    EXPECT_EQ(Read(models() + "/org/measured/" + file), files[file]) << file;
+}
+
 TEST_F(PullCommandTest, TokensComeFromTheEnvironmentOrAFile) {
   hub_.RequireToken("secret");
   EXPECT_EQ(Run("pull org/tiny"), 1);
