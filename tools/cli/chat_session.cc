@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kTokensForARate = 8;
 constexpr char kBlock[] = "\"\"\"";
 constexpr char kHelp[] =
     "/help                this list\n"
@@ -274,8 +275,12 @@ void ChatSession::ShowStatistics(const TextResult& result) const {
   std::string ran;
   if (result.receipt.is_object() && result.receipt.contains("reuse") && result.receipt.contains("decode"))
     ran = fmt::format(", {}/{}", result.receipt.value("reuse", ""), result.receipt.value("decode", ""));
-  Note(fmt::format("[TTFT {:.0f} ms, {:.1f} tokens/s, {} of {} prompt tokens cached{}]", result.ttft_s * 1e3,
-                   result.tokens_per_s(), result.cached_tokens, result.prompt_tokens, ran));
+  // The first tokens may arrive at once; a rate of a few says nothing.
+  const std::string pace = result.completion_tokens < kTokensForARate
+                               ? fmt::format("{} tokens", result.completion_tokens)
+                               : fmt::format("{:.1f} tokens/s", result.tokens_per_s());
+  Note(fmt::format("[TTFT {:.0f} ms, {}, {} of {} prompt tokens cached{}]", result.ttft_s * 1e3, pace,
+                   result.cached_tokens, result.prompt_tokens, ran));
   if (result.finish_reason == "length")
     Note(fmt::format("[the answer ends at {} tokens: /set max_tokens N]", result.completion_tokens));
 }

@@ -77,6 +77,19 @@ class ChatTest : public ::testing::Test {
   bool color_ = false;
 };
 
+// Three tokens that arrive together would be thousands a second.
+TEST_F(ChatTest, AShortAnswerHasNoRate) {
+  Start();
+  auto chat = Chat();
+  chat->Type("/set max_tokens 3\r");
+  chat->WaitFor(prompt());
+  chat->Type("Hello\r");
+  chat->WaitFor("[TTFT ");
+  chat->WaitFor(prompt());
+  EXPECT_THAT(chat->output(), HasSubstr(" ms, 3 tokens, "));
+  EXPECT_THAT(chat->output(), Not(HasSubstr("tokens/s")));
+}
+
 TEST_F(ChatTest, GreetsWithTheModelAndAnswers) {
   color_ = true;
   Start();
@@ -86,6 +99,7 @@ TEST_F(ChatTest, GreetsWithTheModelAndAnswers) {
   chat->Type("Hello\r");
   ExpectEcho(*chat, "Hello");
   EXPECT_THAT(chat->output(), HasSubstr("prompt tokens cached, exact/dense]"));
+  EXPECT_THAT(chat->output(), HasSubstr(" tokens/s, "));
   EXPECT_THAT(chat->output(), HasSubstr("\x1b[2m[TTFT")) << "dim";
   EXPECT_THAT(chat->output(), HasSubstr(prompt())) << "bold, and what is typed is not";
   chat->Type("\r");  // an empty line is no message and does not end
