@@ -1,5 +1,6 @@
 // splice: the all-in-one server and the tools. Every subcommand is in its cmd_<name>.cc.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -7,6 +8,7 @@
 
 #include "services/base/crash_handler.h"
 #include "services/base/help_formatter.h"
+#include "services/base/log.h"
 #include "services/base/open_files.h"
 #include "services/base/status.h"
 #include "services/base/version.h"
@@ -54,6 +56,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kBadUsage;
   }
+  // A person reads what the command prints; serve has --log-level.
+  if (::isatty(STDERR_FILENO) != 0) spl::log::SetLevel(spl::log::Level::kWarning);
   for (const spl::cli::Command& command : commands) {
     if (!command.app->parsed()) continue;
     const absl::Status status = command.run();

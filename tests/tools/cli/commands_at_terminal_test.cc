@@ -93,6 +93,14 @@ TEST(MainAtTerminalTest, NamesAnUnknownCommandAndHelpsWithoutOne) {
   EXPECT_THAT(folder.output(), HasSubstr("directory"));
 }
 
+// Which device was found is for the log of a server.
+TEST(MainAtTerminalTest, LogsNoInformationToAPerson) {
+  PtyProcess generate(Splice({"generate", "--model", testing::kTinyModel, "--prompt", "hello", "--max-tokens", "1"}),
+                      kEnvironment);
+  EXPECT_EQ(generate.WaitForExit(), 0);
+  EXPECT_THAT(generate.output(), Not(HasSubstr(" info ")));
+}
+
 TEST(BenchAtTerminalTest, CtrlCKeepsWhatWasMeasured) {
   testing::FakeCluster cluster(1, 1);
   cluster.StartRouter();
