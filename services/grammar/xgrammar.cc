@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -16,6 +18,9 @@
 #include "kernels/common/plugin.h"
 #include "services/base/status.h"
 #include "services/grammar/grammar_plugin.h"
+#include "services/grammar/json_patterns.h"
+#include "services/grammar/string_bounds.h"
+#include "services/grammar/string_runs.h"
 #include "services/grammar/token_grammar.h"
 #include "services/grammar/work_budget.h"
 
@@ -79,10 +84,33 @@ absl::Status RunBounded(const WorkLimits& limits, const Work& work, std::chrono:
   }
 }
 
+class XBytes final : public ByteMatcher {
+ public:
+  explicit XBytes(xgrammar::GrammarMatcher& matcher) : matcher_(matcher) {}
+  bool Accept(std::string_view bytes) override { return matcher_.AcceptString(std::string(bytes)); }
+  void Undo(int num_accepts) override {
+    if (num_accepts > 0) matcher_.Rollback(num_accepts);
+  }
+
+ private:
+  xgrammar::GrammarMatcher& matcher_;
+};
+
+// A grammar as it is followed.
+struct Compiled {
+  xgrammar::CompiledGrammar grammar;
+  // Set if `grammar` leaves out the bounds of strings: the same grammar with them, for a vocabulary without texts.
+  std::optional<xgrammar::CompiledGrammar> exact = std::nullopt;
+  StringBounds bounds = {};  // its runs are there in any case
+};
+
 class XMatcher final : public TokenMatcher {
  public:
-  XMatcher(const xgrammar::CompiledGrammar& grammar, int32_t width) : width_(width) {
-    (void)Bounded([&] { matcher_.emplace(grammar); });
+  XMatcher(std::shared_ptr<const Compiled> compiled, int32_t width) : compiled_(std::move(compiled)), width_(width) {
+    (void)Bounded([&] {
+      matcher_.emplace(compiled_->grammar);
+      if (compiled_->exact.has_value()) exact_.emplace(*compiled_->exact);
+    });
   }
 
   absl::Status FillMask(std::span<uint32_t> mask) override {
@@ -96,20 +124,38 @@ class XMatcher final : public TokenMatcher {
     return Bounded([&] {
       // False: every token may come, and the mask need not have been written.
       if (!matcher_->FillNextTokenBitmask(&tensor)) std::memset(mask.data(), 0xff, mask.size_bytes());
+      ClearSurrogates(*compiled_->bounds.runs, open_, mask);
+      if (!exact_.has_value()) return;
+      XBytes wide(*matcher_), exact(*exact_);
+      compiled_->bounds.Apply(wide, exact, open_, mask);
     });
   }
 
   absl::Status Accept(int32_t token) override {
     if (token < 0 || token >= width_) return InvalidArgument("token {} is outside the vocabulary of {}", token, width_);
     bool accepted = false;
-    SPLICE_RETURN_IF_ERROR(Bounded([&] { accepted = !matcher_->IsTerminated() && matcher_->AcceptToken(token); }));
+    SPLICE_RETURN_IF_ERROR(Bounded([&] { accepted = !matcher_->IsTerminated() && AcceptBoth(token); }));
     return accepted ? absl::OkStatus() : InvalidArgument("token {} does not fit the grammar", token);
   }
 
   bool ended() const override { return error_.ok() && matcher_->IsTerminated(); }
-  bool complete() const override { return error_.ok() && matcher_->IsCompleted(); }
+  bool complete() const override {
+    return error_.ok() && matcher_->IsCompleted() && (!exact_.has_value() || exact_->IsCompleted());
+  }
 
  private:
+  bool AcceptBoth(int32_t token) {
+    if (!matcher_->AcceptToken(token)) return false;
+    const TokenRuns& runs = *compiled_->bounds.runs;
+    const std::string bytes = token < runs.size() && !matcher_->IsTerminated() ? runs.bytes(token) : "";
+    if (exact_.has_value() && !(bytes.empty() ? exact_->AcceptToken(token) : exact_->AcceptString(bytes))) {
+      matcher_->Rollback(1);
+      return false;
+    }
+    open_.Add(bytes);
+    return true;
+  }
+
   // The matcher is of no use after an error of `work`: it may be half changed.
   template <class Work>
   absl::Status Bounded(const Work& work) {
@@ -127,7 +173,10 @@ class XMatcher final : public TokenMatcher {
     return error_;
   }
 
+  const std::shared_ptr<const Compiled> compiled_;
   std::optional<xgrammar::GrammarMatcher> matcher_;  // there unless error_ says otherwise
+  std::optional<xgrammar::GrammarMatcher> exact_;    // of Compiled::exact
+  OpenCharacter open_;
   const int32_t width_;
   std::chrono::nanoseconds slack_ = kSlackTime;
   absl::Status error_;
@@ -135,13 +184,17 @@ class XMatcher final : public TokenMatcher {
 
 class XGrammar final : public TokenGrammar {
  public:
-  XGrammar(xgrammar::CompiledGrammar compiled, int32_t width) : compiled_(std::move(compiled)), width_(width) {}
+  XGrammar(Compiled compiled, int32_t width)
+      : compiled_(std::make_shared<const Compiled>(std::move(compiled))), width_(width) {}
   std::unique_ptr<TokenMatcher> NewMatcher() const override { return std::make_unique<XMatcher>(compiled_, width_); }
   int32_t width() const override { return width_; }
-  size_t num_bytes() const override { return compiled_.MemorySizeBytes(); }
+  size_t num_bytes() const override {
+    return compiled_->grammar.MemorySizeBytes() +
+           (compiled_->exact.has_value() ? compiled_->exact->MemorySizeBytes() : 0);
+  }
 
  private:
-  const xgrammar::CompiledGrammar compiled_;
+  const std::shared_ptr<const Compiled> compiled_;
   const int32_t width_;
 };
 
@@ -182,20 +235,51 @@ std::string ChoiceGrammar(const std::string& choices) {
   return rule;
 }
 
+// The vocabulary as xgrammar gets it. Special tokens have bytes that no text has: with them the parts of a structural
+// tag that are tokens can be told from each other. `texts`: those of the other tokens; without, no mask has them.
+std::vector<std::string> Texts(const std::vector<std::string>& tokens, bool texts) {
+  std::vector<std::string> out(tokens.size());
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    out[id] = tokens[id].empty() ? "\xff" + std::to_string(id) : texts ? tokens[id] : "";
+  }
+  return out;
+}
+
+// Whether a structural tag has a part that is a token, or tokens.
+bool NamesTokens(const nlohmann::json& part) {
+  if (!part.is_structured()) return false;
+  if (part.is_object() && part.contains("json_schema")) return false;
+  if (part.is_object() && part.contains("type") && part["type"].is_string() &&
+      part["type"].get<std::string>().find("token") != std::string::npos)
+    return true;
+  return std::any_of(part.begin(), part.end(), [](const auto& inner) { return NamesTokens(inner); });
+}
+
+bool NamesTokens(const GrammarSpec& spec) {
+  return spec.kind == GrammarKind::kStructuralTag && NamesTokens(nlohmann::json::parse(spec.text, nullptr, false));
+}
+
 class XCompiler final : public GrammarCompiler {
  public:
   // One thread, the caller's, and no cache: GrammarCache has one.
   explicit XCompiler(const Vocabulary& vocabulary)
-      : width_(vocabulary.width),
-        compiler_(
-            xgrammar::TokenizerInfo(vocabulary.tokens, xgrammar::VocabType::RAW, vocabulary.width, vocabulary.end_ids),
-            1, false) {}
+      : vocabulary_(vocabulary), plain_(Info(vocabulary.tokens), 1, false) {}
 
-  absl::StatusOr<std::shared_ptr<const TokenGrammar>> Compile(const GrammarSpec& spec) const override {
+  absl::StatusOr<std::shared_ptr<const TokenGrammar>> Compile(const GrammarSpec& asked) const override {
+    const GrammarSpec spec = WithAsciiPatterns(asked);
+    const std::optional<UnboundedStrings> unbounded = WithoutStringBounds(spec);
+    xgrammar::GrammarCompiler& compiler = CompilerFor(spec);
+    const std::shared_ptr<const TokenRuns> runs = Runs();
     std::string warning;
-    std::optional<xgrammar::CompiledGrammar> compiled;
+    std::optional<Compiled> compiled;
     compile_warning = &warning;
-    const absl::Status status = RunBounded(kCompileLimits, [&] { compiled = CompileOrThrow(spec); });
+    const absl::Status status = RunBounded(kCompileLimits, [&] {
+      CheckPatternsOrThrow(spec);
+      compiled =
+          Compiled{CompileOrThrow(unbounded.has_value() ? unbounded->spec : WithBoundsAsPatterns(spec), compiler)};
+      compiled->bounds = {runs, unbounded.has_value() ? unbounded->shortest : 0};
+      if (unbounded.has_value()) compiled->exact = CompileOrThrow(spec, *textless_);
+    });
     compile_warning = nullptr;
     if (absl::IsResourceExhausted(status))
       return InvalidArgument("takes more {} to compile than there is ({} s, {} MiB): make it smaller, or repeat less",
@@ -203,7 +287,7 @@ class XCompiler final : public GrammarCompiler {
                              kCompileLimits.bytes >> 20);
     if (!status.ok()) return status;
     if (!warning.empty()) return absl::InvalidArgumentError(warning);
-    const auto grammar = std::make_shared<const XGrammar>(*std::move(compiled), width_);
+    const auto grammar = std::make_shared<const XGrammar>(*std::move(compiled), vocabulary_.width);
     SPLICE_RETURN_IF_ERROR(CheckBegins(*grammar));
     return grammar;
   }
@@ -218,9 +302,43 @@ class XCompiler final : public GrammarCompiler {
     return absl::OkStatus();
   }
 
-  xgrammar::CompiledGrammar CompileOrThrow(const GrammarSpec& spec) const {
+  // xgrammar keeps what JSON has to escape out of a pattern, and does not where nothing else fits it.
+  static void CheckPatternsOrThrow(const GrammarSpec& spec) {
+    for (const std::string& pattern : PatternsIn(spec)) {
+      const nlohmann::json schema = {{"type", "string"}, {"pattern", pattern}};
+      const std::string rules = xgrammar::Grammar::FromJSONSchema(schema.dump()).ToString();
+      if (rules.find("json_string=true") == std::string::npos)
+        throw std::runtime_error("the pattern " + pattern +
+                                 " is not supported: all that fits it has quotes, backslashes or control characters, "
+                                 "or it has characters beyond U+FFFF");
+    }
+  }
+
+  xgrammar::TokenizerInfo Info(const std::vector<std::string>& texts) const {
+    return {texts, xgrammar::VocabType::RAW, vocabulary_.width, vocabulary_.end_ids};
+  }
+
+  // Made when it is needed first: few grammars name tokens.
+  xgrammar::GrammarCompiler& CompilerFor(const GrammarSpec& spec) const {
+    if (!NamesTokens(spec)) return plain_;
+    const std::lock_guard lock(mutex_);
+    if (!with_tokens_.has_value()) with_tokens_.emplace(Info(Texts(vocabulary_.tokens, true)), 1, false);
+    return *with_tokens_;
+  }
+
+  // Also makes textless_.
+  std::shared_ptr<const TokenRuns> Runs() const {
+    const std::lock_guard lock(mutex_);
+    if (runs_ == nullptr) {
+      runs_ = std::make_shared<const TokenRuns>(vocabulary_);
+      textless_.emplace(Info(Texts(vocabulary_.tokens, false)), 1, false);
+    }
+    return runs_;
+  }
+
+  static xgrammar::CompiledGrammar CompileOrThrow(const GrammarSpec& spec, xgrammar::GrammarCompiler& compiler) {
     const auto schema = [&](const std::string& text) {
-      return compiler_.CompileJSONSchema(text, true, std::nullopt, std::nullopt, spec.strict, kMaxJsonSpace);
+      return compiler.CompileJSONSchema(text, true, std::nullopt, std::nullopt, spec.strict, kMaxJsonSpace);
     };
     switch (spec.kind) {
       case GrammarKind::kJsonObject:
@@ -228,19 +346,24 @@ class XCompiler final : public GrammarCompiler {
       case GrammarKind::kJsonSchema:
         return schema(spec.text);
       case GrammarKind::kRegex:
-        return compiler_.CompileRegex(spec.text);
+        return compiler.CompileRegex(spec.text);
       case GrammarKind::kChoice:
-        return compiler_.CompileGrammar(ChoiceGrammar(spec.text));
+        return compiler.CompileGrammar(ChoiceGrammar(spec.text));
       case GrammarKind::kGrammar:
-        return compiler_.CompileGrammar(spec.text);
+        return compiler.CompileGrammar(spec.text);
       case GrammarKind::kStructuralTag:
-        return compiler_.CompileStructuralTag(spec.text);
+        return compiler.CompileStructuralTag(spec.text);
     }
     throw std::runtime_error("unknown kind of grammar");
   }
 
-  const int32_t width_;
-  mutable xgrammar::GrammarCompiler compiler_;  // thread-safe without its cache: each call works on its own grammar
+  const Vocabulary vocabulary_;
+  // Thread-safe without their caches: each call works on its own grammar.
+  mutable xgrammar::GrammarCompiler plain_;
+  mutable std::mutex mutex_;                                      // guards the making of those below
+  mutable std::optional<xgrammar::GrammarCompiler> with_tokens_;  // for NamesTokens
+  mutable std::optional<xgrammar::GrammarCompiler> textless_;     // for Compiled::exact
+  mutable std::shared_ptr<const TokenRuns> runs_;
 };
 
 }  // namespace

@@ -1,0 +1,198 @@
+#include "services/grammar/string_bounds.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace spl::grammar {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxDepth = 64;  // through $refs, as in json_schema_check.cc
+
+// Words whose values are schemas, lists of them, or objects of them.
+constexpr const char* kSchema[] = {"additionalProperties", "items", "propertyNames"};
+constexpr const char* kLists[] = {"allOf", "anyOf", "oneOf", "prefixItems"};
+constexpr const char* kObjects[] = {"$defs", "definitions", "patternProperties", "properties"};
+
+// Takes the bounds out of one schema with all that it contains.
+class Schema {
+ public:
+  explicit Schema(Json root) : root_(std::move(root)) {}
+
+  // Whether no value can be read in two ways of which one has a bound.
+  bool IsClear() const { return Visit(root_); }
+  // Takes the bounds out; `patterns` come instead.
+  void Unbind(bool patterns, int64_t* shortest) { Remove(root_, patterns, shortest); }
+  bool has_bounds() const { return has_bounds_; }
+  Json Take() { return std::move(root_); }
+
+ private:
+  static bool Bounds(const Json& schema) {
+    return schema.is_object() && (schema.contains("minLength") || schema.contains("maxLength"));
+  }
+
+  static std::string PatternOf(const Json& schema) {
+    const auto number = [&](const char* word) {
+      const Json bound = schema.value(word, Json());
+      return bound.is_number() ? std::to_string(bound.get<int64_t>()) : "";
+    };
+    const std::string least = number("minLength");
+    return R"(^[^"\\\x00-\x1f]{)" + (least.empty() ? "0" : least) + "," + number("maxLength") + "}$";
+  }
+
+  template <class Node, class Call>
+  static void ForEachInner(Node& schema, const Call& call) {
+    for (const char* word : kSchema) {
+      if (schema.contains(word)) call(schema[word]);
+    }
+    for (const char* word : kLists) {
+      if (!schema.contains(word) || !schema[word].is_array()) continue;
+      for (auto& inner : schema[word]) call(inner);
+    }
+    for (const char* word : kObjects) {
+      if (!schema.contains(word) || !schema[word].is_object()) continue;
+      for (auto& inner : schema[word]) call(inner);
+    }
+  }
+
+  bool Visit(const Json& schema) const {
+    if (!schema.is_object()) return true;
+    bool clear = true;
+    for (const char* word : {"anyOf", "oneOf"}) {
+      if (schema.contains(word) && schema[word].is_array()) clear = clear && AreDisjoint(schema[word]);
+    }
+    ForEachInner(schema, [&](const Json& inner) { clear = clear && Visit(inner); });
+    return clear;
+  }
+
+  bool AreDisjoint(const Json& alternatives) const {
+    std::set<std::string> all;
+    size_t num = 0;
+    bool bounded = false;
+    for (const Json& alternative : alternatives) {
+      const std::set<std::string> types = TypesOf(alternative, 0);
+      num += types.size();
+      all.insert(types.begin(), types.end());
+      bounded = bounded || HasBounds(alternative, 0);
+    }
+    return !bounded || num == all.size();
+  }
+
+  const Json* Referred(const Json& schema) const {
+    if (!schema.is_object() || !schema.contains("$ref") || !schema["$ref"].is_string()) return nullptr;
+    const std::string ref = schema["$ref"].get<std::string>();
+    if (ref == "#") return &root_;
+    if (!ref.starts_with("#/")) return nullptr;
+    const Json::json_pointer pointer(ref.substr(1));
+    return root_.contains(pointer) ? &root_[pointer] : nullptr;
+  }
+
+  // By their first letters, in which JSON types differ.
+  std::set<std::string> TypesOf(const Json& schema, int depth) const {
+    static const std::set<std::string> every = {"array", "boolean", "null", "number", "object", "string"};
+    if (!schema.is_object() || depth > kMaxDepth) return every;
+    if (schema.contains("$ref")) {
+      const Json* const referred = Referred(schema);
+      return referred == nullptr ? every : TypesOf(*referred, depth + 1);
+    }
+    if (!schema.contains("type")) return every;
+    std::set<std::string> types;
+    const Json& type = schema["type"];
+    for (const Json& one : type.is_array() ? type : Json::array({type})) {
+      const std::string name = one.is_string() ? one.get<std::string>() : "";
+      types.insert(name == "integer" ? "number" : name);
+    }
+    return types;
+  }
+
+  bool HasBounds(const Json& schema, int depth) const {
+    if (Bounds(schema) || depth > kMaxDepth) return true;
+    if (!schema.is_object()) return false;
+    if (const Json* const referred = Referred(schema); referred != nullptr) return HasBounds(*referred, depth + 1);
+    bool has = false;
+    ForEachInner(schema, [&](const Json& inner) { has = has || HasBounds(inner, depth + 1); });
+    return has;
+  }
+
+  void Remove(Json& schema, bool patterns, int64_t* shortest) {
+    if (!schema.is_object()) return;
+    if (Bounds(schema)) {
+      has_bounds_ = true;
+      if (patterns) schema["pattern"] = PatternOf(schema);
+      if (const Json most = schema.value("maxLength", Json()); most.is_number())
+        *shortest = std::min(*shortest, most.get<int64_t>());
+      schema.erase("minLength");
+      schema.erase("maxLength");
+    }
+    ForEachInner(schema, [&](Json& inner) { Remove(inner, patterns, shortest); });
+  }
+
+  Json root_;
+  bool has_bounds_ = false;
+};
+
+// Calls `change` with every schema in a structural tag. False: `change` did not want one.
+template <class Change>
+bool ChangeSchemas(Json& part, const Change& change) {
+  if (!part.is_structured()) return true;
+  if (part.is_object() && part.contains("json_schema")) {
+    Schema schema(std::move(part["json_schema"]));
+    if (!change(schema)) return false;
+    part["json_schema"] = schema.Take();
+    return true;
+  }
+  return std::all_of(part.begin(), part.end(), [&](Json& inner) { return ChangeSchemas(inner, change); });
+}
+
+bool HasSchemas(const GrammarSpec& spec) {
+  return spec.kind == GrammarKind::kJsonSchema || spec.kind == GrammarKind::kStructuralTag;
+}
+
+// Nothing: `change` did not want a schema.
+template <class Change>
+std::optional<GrammarSpec> Changed(const GrammarSpec& spec, const Change& change) {
+  Json json = Json::parse(spec.text, nullptr, false);
+  const bool alone = spec.kind == GrammarKind::kJsonSchema;
+  if (alone) json = Json{{"json_schema", std::move(json)}};
+  if (!ChangeSchemas(json, change)) return std::nullopt;
+  if (alone) json = Json(std::move(json["json_schema"]));
+  GrammarSpec out = spec;
+  out.text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return out;
+}
+
+}  // namespace
+
+GrammarSpec WithBoundsAsPatterns(const GrammarSpec& spec) {
+  if (!HasSchemas(spec)) return spec;
+  bool has_bounds = false;
+  std::optional<GrammarSpec> changed = Changed(spec, [&](Schema& schema) {
+    int64_t shortest = 0;
+    schema.Unbind(true, &shortest);
+    has_bounds = has_bounds || schema.has_bounds();
+    return true;
+  });
+  return has_bounds ? *std::move(changed) : spec;
+}
+
+std::optional<UnboundedStrings> WithoutStringBounds(const GrammarSpec& spec) {
+  if (!HasSchemas(spec)) return std::nullopt;
+  UnboundedStrings out{.spec = {}, .shortest = std::numeric_limits<int64_t>::max()};
+  bool has_bounds = false;
+  std::optional<GrammarSpec> changed = Changed(spec, [&](Schema& schema) {
+    if (!schema.IsClear()) return false;
+    schema.Unbind(false, &out.shortest);
+    has_bounds = has_bounds || schema.has_bounds();
+    return true;
+  });
+  if (!changed.has_value() || !has_bounds) return std::nullopt;
+  out.spec = *std::move(changed);
+  return out;
+}
+
+}  // namespace spl::grammar

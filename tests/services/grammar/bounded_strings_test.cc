@@ -1,0 +1,221 @@
+// Strings of bounded length: counted beside a grammar without the bounds.
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "services/grammar/string_bounds.h"
+#include "services/grammar/string_runs.h"
+#include "tests/services/grammar/vocabularies.h"
+#include "tests/support/json_schemas.h"
+
+namespace spl::grammar {
+namespace {
+
+using nlohmann::json;
+
+bool Allows(const std::vector<uint32_t>& mask, int32_t id) {
+  return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+}
+
+std::vector<int32_t> AllowedBy(const std::vector<uint32_t>& mask, int32_t width) {
+  std::vector<int32_t> allowed;
+  for (int32_t id = 0; id < width; ++id) {
+    if (Allows(mask, id)) allowed.push_back(id);
+  }
+  return allowed;
+}
+
+struct Big {
+  Vocabulary vocabulary = BigVocabulary();
+  std::unique_ptr<GrammarCompiler> compiler;
+};
+
+const Big& Many() {
+  static const Big big = [] {
+    Big made;
+    auto compiler = MakeGrammarCompiler(made.vocabulary);
+    EXPECT_TRUE(compiler.ok()) << compiler.status();
+    made.compiler = *std::move(compiler);
+    return made;
+  }();
+  return big;
+}
+
+class BoundedStringsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
+    ASSERT_NE(Tiny().compiler, nullptr);
+    std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  }
+};
+
+const char* const kBounded[] = {
+    R"({"type":"string","maxLength":1})",
+    R"({"type":"string","minLength":3,"maxLength":3})",
+    R"({"type":"string","minLength":20})",
+    R"({"type":"object","properties":{"a":{"type":"string","maxLength":2},"b":{"type":"string","minLength":1,"maxLength":40},)"
+    R"("c":{"type":"string"}},"required":["a","b","c"],"additionalProperties":false})",
+    R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":2},"minItems":3,"maxItems":6})",
+    R"({"type":"object","properties":{"a":{"anyOf":[{"type":"string","maxLength":6},{"type":"null"}]},)"
+    R"("b":{"enum":["a very long choice of a list","b"]},"c":{"type":"string","pattern":"^[a-z]{4,9}$"}},)"
+    R"("required":["a","b","c"],"additionalProperties":false})",
+    // Two ways to read a string: no counting beside, the same answers.
+    R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string","pattern":"^[0-9]{6}$"}]})",
+    R"({"$defs":{"n":{"type":"string","maxLength":5}},"type":"object","properties":{"x":{"$ref":"#/$defs/n"}},)"
+    R"("required":["x"],"additionalProperties":false})",
+};
+
+// Draws an answer, all tokens that may come being as likely, and returns it; empty: it has not ended.
+std::string Draw(const TokenGrammar& grammar, const Vocabulary& vocabulary, std::mt19937_64& random) {
+  const auto matcher = grammar.NewMatcher();
+  std::vector<uint32_t> mask(MaskWords(vocabulary.width));
+  std::string text;
+  const auto quote = static_cast<int32_t>(std::find(vocabulary.tokens.begin(), vocabulary.tokens.end(), "\"") -
+                                          vocabulary.tokens.begin());
+  for (int i = 0; i < 400; ++i) {
+    const absl::Status filled = matcher->FillMask(mask);
+    EXPECT_TRUE(filled.ok()) << filled << text;
+    const std::vector<int32_t> allowed = AllowedBy(mask, vocabulary.width);
+    EXPECT_FALSE(allowed.empty()) << "nothing fits behind " << text;
+    if (!filled.ok() || allowed.empty()) return text;
+    int32_t id = allowed[random() % allowed.size()];
+    // Texts without bounds end by and by.
+    if (i > 60 && Allows(mask, quote)) id = quote;
+    const absl::Status accepted = matcher->Accept(id);
+    EXPECT_TRUE(accepted.ok()) << accepted << " behind " << text;
+    if (!accepted.ok() || matcher->ended()) return text;
+    text += vocabulary.tokens[static_cast<size_t>(id)];
+  }
+  return "";
+}
+
+void ExpectValidAnswers(const GrammarCompiler& compiler, const Vocabulary& vocabulary, int num_answers) {
+  std::mt19937_64 random(kSeed);
+  for (const char* text : kBounded) {
+    const auto grammar = compiler.Compile({GrammarKind::kJsonSchema, text, false});
+    ASSERT_TRUE(grammar.ok()) << text << grammar.status();
+    const json schema = json::parse(text);
+    int ended = 0;
+    for (int i = 0; i < num_answers; ++i) {
+      const std::string answer = Draw(**grammar, vocabulary, random);
+      if (answer.empty()) continue;
+      ++ended;
+      const json value = json::parse(answer, nullptr, false);
+      ASSERT_FALSE(value.is_discarded()) << text << "\n" << answer;
+      ASSERT_TRUE(testing::IsValid(value, schema, schema)) << text << "\n" << answer;
+    }
+    EXPECT_GT(ended, num_answers / 2) << text;
+  }
+}
+
+TEST_F(BoundedStringsTest, EveryAnswerIsValid) { ExpectValidAnswers(*Tiny().compiler, Tiny().vocabulary, 60); }
+
+TEST_F(BoundedStringsTest, EveryAnswerIsValidWithManyTokens) {
+  ExpectValidAnswers(*Many().compiler, Many().vocabulary, 12);
+}
+
+// Behind some characters exactly the tokens may come that leave the string within its bounds.
+TEST_F(BoundedStringsTest, AMaskHasEveryTokenThatFitsAndNoOther) {
+  const Vocabulary& vocabulary = Many().vocabulary;
+  const auto grammar =
+      Many().compiler->Compile({GrammarKind::kJsonSchema, R"({"type":"string","minLength":2,"maxLength":7})", false});
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  std::vector<uint32_t> mask(MaskWords(vocabulary.width));
+  for (const std::string written : {"", "a", "ab", "a\xc3\xa4z", "abcdef", "abcdefg", "abcdef\xc3", "\xe2\x82"}) {
+    const auto matcher = (*grammar)->NewMatcher();
+    ASSERT_TRUE(matcher->Accept('"').ok());
+    for (const char c : written) ASSERT_TRUE(matcher->Accept(static_cast<unsigned char>(c)).ok());
+    ASSERT_TRUE(matcher->FillMask(mask).ok());
+    size_t allowed = 0, expected = 0;
+    for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+      // Without quotes and backslashes, which only end the string, and whole characters behind whole ones.
+      const std::string whole = written + vocabulary.tokens[id];
+      const bool is_end = vocabulary.tokens[id] == "\"";
+      if (vocabulary.tokens[id].empty() || (!is_end && whole.find_first_of("\"\\") != std::string::npos)) continue;
+      if (json::parse('"' + (is_end ? written : whole) + '"', nullptr, false).is_discarded()) continue;
+      const auto length = std::count_if(whole.begin(), whole.end(), [](char c) { return (c & 0xC0) != 0x80; });
+      const bool fits = is_end ? length - 1 >= 2 : length <= 7;
+      EXPECT_EQ(Allows(mask, static_cast<int32_t>(id)), fits) << written << " + " << vocabulary.tokens[id];
+      allowed += Allows(mask, static_cast<int32_t>(id));
+      expected += fits;
+    }
+    EXPECT_EQ(allowed, expected);
+  }
+}
+
+TEST_F(BoundedStringsTest, CompilingTakesTheTimeOfAStringWithoutBounds) {
+  const auto seconds = [](const char* schema) {
+    timespec before = {}, after = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+    EXPECT_TRUE(Many().compiler->Compile({GrammarKind::kJsonSchema, schema, false}).ok());
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+    return static_cast<double>(after.tv_sec - before.tv_sec) +
+           1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
+  };
+  seconds(R"({"type":"string","maxLength":3})");  // makes what a vocabulary needs once
+  const double without = seconds(R"({"type":"string"})"), with = seconds(R"({"type":"string","maxLength":5000})");
+  std::printf("%.1f ms without a bound, %.1f ms with 5000\n", without * 1e3, with * 1e3);
+  EXPECT_LT(with, without + 0.5);
+}
+
+// A pattern never makes a string that is no JSON.
+TEST_F(BoundedStringsTest, PatternsHaveNothingThatJsonEscapes) {
+  std::mt19937_64 random(kSeed);
+  for (const char* pattern : {R"(^a.{3}$)", R"(^\W{2}[^a]$)", R"(^ü[äö"]{2}.$)", R"(^[^x]{2}€?$)"}) {
+    const std::string schema = json{{"type", "string"}, {"pattern", pattern}}.dump();
+    const auto grammar = Tiny().compiler->Compile({GrammarKind::kJsonSchema, schema, false});
+    ASSERT_TRUE(grammar.ok()) << pattern << grammar.status();
+    for (int i = 0; i < 40; ++i) {
+      const std::string answer = Draw(**grammar, Tiny().vocabulary, random);
+      EXPECT_TRUE(json::accept(answer)) << pattern << " " << answer;
+    }
+  }
+  for (const char* pattern : {R"(^a"b$)", R"(^\\$)", R"(^\n$)"}) {
+    const std::string schema = json{{"type", "string"}, {"pattern", pattern}}.dump();
+    const auto grammar = Tiny().compiler->Compile({GrammarKind::kJsonSchema, schema, false});
+    EXPECT_EQ(grammar.status().code(), absl::StatusCode::kInvalidArgument) << pattern;
+    EXPECT_NE(grammar.status().message().find("pattern"), std::string::npos) << grammar.status();
+  }
+}
+
+TEST(StringBoundsTest, AreTakenOutOfEverySchema) {
+  const auto unbounded = WithoutStringBounds(
+      {GrammarKind::kJsonSchema,
+       R"({"type":"object","properties":{"maxLength":{"type":"string","maxLength":9,"minLength":1},)"
+       R"("b":{"type":"array","items":{"type":"string","maxLength":4}}}})",
+       true});
+  ASSERT_TRUE(unbounded.has_value());
+  EXPECT_EQ(
+      unbounded->spec.text,
+      R"({"type":"object","properties":{"maxLength":{"type":"string"},"b":{"type":"array","items":{"type":"string"}}}})");
+  EXPECT_EQ(unbounded->shortest, 4);
+  EXPECT_TRUE(unbounded->spec.strict);
+  const auto tag = WithoutStringBounds(
+      {GrammarKind::kStructuralTag,
+       R"({"format":{"elements":[{"type":"json_schema","json_schema":{"type":"string","minLength":2}}]}})", false});
+  ASSERT_TRUE(tag.has_value());
+  EXPECT_EQ(tag->spec.text, R"({"format":{"elements":[{"type":"json_schema","json_schema":{"type":"string"}}]}})");
+}
+
+TEST(StringBoundsTest, StayWhereAStringCouldBeReadInTwoWays) {
+  const auto has = [](const char* schema) {
+    return WithoutStringBounds({GrammarKind::kJsonSchema, schema, false}).has_value();
+  };
+  EXPECT_EQ(WithBoundsAsPatterns({GrammarKind::kJsonSchema, R"({"type":"string","minLength":2})", false}).text,
+            R"({"type":"string","pattern":"^[^\"\\\\\\x00-\\x1f]{2,}$"})");
+  EXPECT_FALSE(has(R"({"type":"string"})"));
+  EXPECT_TRUE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"null"}]})"));
+  EXPECT_FALSE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string"}]})"));
+  EXPECT_FALSE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"enum":["abcdefgh"]}]})"));
+  EXPECT_FALSE(
+      has(R"({"$defs":{"s":{"type":"string","maxLength":4}},"oneOf":[{"$ref":"#/$defs/s"},{"$ref":"#/$defs/s"}]})"));
+  EXPECT_FALSE(
+      has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"object"}]})"));
+  EXPECT_TRUE(
+      has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"array"}]})"));
+}
+
+}  // namespace
+}  // namespace spl::grammar
