@@ -10,12 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <string>
 #include <thread>
 
 #include "services/grammar/grammar_plugin.h"
 #include "tests/cluster/processes.h"
+#include "tests/support/json_schemas.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 #include "tools/cli/local_cluster.h"
@@ -24,58 +24,10 @@ namespace spl::test {
 namespace {
 
 using nlohmann::json;
+using ::spl::testing::IsValid;
 using ::testing::HasSubstr;
 
 constexpr char kChat[] = "/v1/chat/completions";
-
-// Whether `value` is valid, for the keywords that the schemas of this test have. `root` has the $defs.
-bool IsValid(const json& value, const json& schema, const json& root);
-
-bool IsValidObject(const json& value, const json& schema, const json& root) {
-  for (const json& name : schema.value("required", json::array())) {
-    if (!value.contains(name.get<std::string>())) return false;
-  }
-  const json properties = schema.value("properties", json::object());
-  for (const auto& [name, member] : value.items()) {
-    if (properties.contains(name) ? !IsValid(member, properties[name], root)
-                                  : schema.value("additionalProperties", json(true)) == json(false))
-      return false;
-  }
-  return true;
-}
-
-bool IsValidArray(const json& value, const json& schema, const json& root) {
-  if (value.size() < schema.value("minItems", 0u) || value.size() > schema.value("maxItems", 1u << 20)) return false;
-  return !schema.contains("items") || std::all_of(value.begin(), value.end(), [&](const json& item) {
-    return IsValid(item, schema["items"], root);
-  });
-}
-
-bool IsValid(const json& value, const json& schema, const json& root) {
-  if (schema.contains("$ref"))
-    return IsValid(value, root.at(json::json_pointer(schema["$ref"].get<std::string>().substr(1))), root);
-  for (const char* any : {"anyOf", "oneOf"}) {
-    if (schema.contains(any) && std::none_of(schema[any].begin(), schema[any].end(),
-                                             [&](const json& one) { return IsValid(value, one, root); }))
-      return false;
-  }
-  if (schema.contains("enum") && std::find(schema["enum"].begin(), schema["enum"].end(), value) == schema["enum"].end())
-    return false;
-  if (schema.contains("const") && value != schema["const"]) return false;
-  const std::string type = schema.value("type", "");
-  const bool fits = type == "" || (type == "object" && value.is_object()) || (type == "array" && value.is_array()) ||
-                    (type == "string" && value.is_string()) || (type == "boolean" && value.is_boolean()) ||
-                    (type == "null" && value.is_null()) || (type == "number" && value.is_number()) ||
-                    (type == "integer" && value.is_number_integer());
-  if (!fits) return false;
-  if (value.is_number() && (value < schema.value("minimum", -1e300) || value > schema.value("maximum", 1e300)))
-    return false;
-  if (value.is_string() && schema.contains("pattern") &&
-      !std::regex_search(value.get<std::string>(), std::regex(schema["pattern"].get<std::string>())))
-    return false;
-  if (value.is_object()) return IsValidObject(value, schema, root);
-  return !value.is_array() || IsValidArray(value, schema, root);
-}
 
 const char* const kSchemas[] = {
     R"({"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false})",
@@ -351,7 +303,7 @@ json Tools() {
                         {"additionalProperties", false}};
   const json stop = {{"type", "object"}, {"properties", json::object()}, {"additionalProperties", false}};
   return json::array({{{"type", "function"}, {"function", {{"name", "weather"}, {"parameters", weather}}}},
-                      {{"type", "function"}, {"function", {{"name", "stop-all"}, {"parameters", stop}}}}});
+                      {{"type", "function"}, {"function", {{"name", "stop_all"}, {"parameters", stop}}}}});
 }
 
 // Fails the test unless the message consists of valid calls of Tools(). Returns the number of calls.
@@ -399,6 +351,26 @@ TEST_F(StructuredOutputTest, AForcedToolIsCalledEveryTime) {
   EXPECT_EQ(good, num_answers);
 }
 
+// Streams `body` and expects the calls of the answer as a whole.
+void ExpectStreamedAlike(const std::string& address, json body, const json& whole) {
+  body["stream"] = true;
+  SseStream stream(address, kChat, body.dump());
+  json calls = json::array();
+  for (std::string event = stream.Next(); !event.empty() && event != "[DONE]"; event = stream.Next()) {
+    const json data = json::parse(event);
+    ASSERT_FALSE(data.contains("error")) << event;
+    if (data["choices"].empty()) continue;
+    for (const json& call : data["choices"][0]["delta"].value("tool_calls", json::array())) {
+      if (call.contains("id")) calls.push_back({{"name", call["function"]["name"]}, {"arguments", ""}});
+      ASSERT_EQ(call["index"], calls.size() - 1) << event;
+      calls.back()["arguments"] =
+          calls.back()["arguments"].get<std::string>() + call["function"].value("arguments", "");
+    }
+  }
+  ASSERT_EQ(calls.size(), whole.size());
+  for (size_t i = 0; i < calls.size(); ++i) EXPECT_EQ(calls[i], whole[i]["function"]);
+}
+
 TEST_F(StructuredOutputTest, AStreamedForcedCallIsTheWholeOne) {
   json body = Body("Rain?");
   body["tools"] = Tools();
@@ -407,21 +379,7 @@ TEST_F(StructuredOutputTest, AStreamedForcedCallIsTheWholeOne) {
   for (int seed = 0; seed < 4; ++seed) {
     body["seed"] = seed;
     body["stream"] = false;
-    const json whole = Choices(body).at(0)["message"]["tool_calls"].at(0)["function"];
-    body["stream"] = true;
-    SseStream stream(cluster_->http_address(), kChat, body.dump());
-    std::string name, arguments;
-    for (std::string event = stream.Next(); !event.empty() && event != "[DONE]"; event = stream.Next()) {
-      const json data = json::parse(event);
-      ASSERT_FALSE(data.contains("error")) << event;
-      if (data["choices"].empty()) continue;
-      for (const json& call : data["choices"][0]["delta"].value("tool_calls", json::array())) {
-        name += call["function"].value("name", "");
-        arguments += call["function"].value("arguments", "");
-      }
-    }
-    EXPECT_EQ(name, whole["name"]);
-    EXPECT_EQ(arguments, whole["arguments"]);
+    ExpectStreamedAlike(cluster_->http_address(), body, Choices(body).at(0)["message"]["tool_calls"]);
   }
 }
 
@@ -439,31 +397,72 @@ TEST_F(StructuredOutputTest, CallsThatCannotBeForcedAreRefused) {
   EXPECT_THAT(reply.body, HasSubstr("tool_choice"));
 }
 
-// One call behind another, as the format of models without one of their own has them.
-TEST(StructuredOutputClusterTest, CallsAsPlainJsonAreForced) {
+// The tokenizer of `folder` with other texts for some of its special tokens.
+void RenameSpecialTokens(const std::string& folder, const std::vector<std::string>& texts) {
+  const char* const names[] = {"<|seg|>", "<|pad|>", "<|reserved_0|>", "<|reserved_1|>", "<|begin_of_text|>"};
+  for (const char* file : {"/tokenizer.json", "/tokenizer_config.json"}) {
+    std::ifstream in(folder + file);
+    std::string all(std::istreambuf_iterator<char>(in), {});
+    in.close();
+    for (size_t i = 0; i < texts.size(); ++i) {
+      for (size_t at = all.find(names[i]); at != std::string::npos; at = all.find(names[i], at + texts[i].size()))
+        all.replace(at, std::string(names[i]).size(), texts[i]);
+    }
+    std::ofstream(folder + file) << all;
+  }
+}
+
+struct CallFormat {
+  const char* name;
+  std::vector<std::string> special;  // tags that are special tokens of the model
+};
+
+class CallFormatTest : public ::testing::TestWithParam<CallFormat> {};
+
+// A cluster of a random model that writes calls in a format. SPLICE_FORCED_CALLS: how many answers instead of 6.
+TEST_P(CallFormatTest, ARandomModelCallsAForcedToolEveryTime) {
   if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
   const ::spl::testing::TempDir folder;
   cli::LocalClusterOptions options = ClusterOptions(folder.path());
-  options.output_format.tools = "json";
+  RenameSpecialTokens(folder.path(), GetParam().special);
+  options.output_format.tools = GetParam().name;
   auto cluster = cli::LocalCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const char* const asked = std::getenv("SPLICE_FORCED_CALLS");
+  const int num_answers = asked == nullptr ? 6 : std::atoi(asked);
   int num_ended = 0;
-  for (int seed = 0; seed < 4; ++seed) {
+  for (int seed = 0; seed < num_answers && !HasFailure(); ++seed) {
     json body = Body("Rain?");
     body["seed"] = seed;
     body["tools"] = Tools();
     body["tool_choice"] = "required";
-    body["parallel_tool_calls"] = seed % 2 == 0;
+    const bool one = seed % 3 != 0;
+    body["parallel_tool_calls"] = !one;
     const HttpReply reply = HttpPost((*cluster)->http_address(), kChat, body.dump());
     ASSERT_EQ(reply.status, 200) << reply.body;
     const json choice = json::parse(reply.body)["choices"][0];
     if (choice["finish_reason"] == "length") continue;  // calls of a random model need not end
     ++num_ended;
-    EXPECT_GE(CheckCalls(choice), 1u) << choice;
+    const size_t num_calls = CheckCalls(choice);
+    EXPECT_TRUE(one ? num_calls == 1 : num_calls >= 1) << choice;
+    if (seed < 6) ExpectStreamedAlike((*cluster)->http_address(), body, choice["message"]["tool_calls"]);
   }
-  EXPECT_GE(num_ended, 2) << "one call ends";
+  std::printf("%d of %d answers ended, with valid calls\n", num_ended, num_answers);
+  EXPECT_GE(num_ended, num_answers * 2 / 3) << "one call ends";
   (*cluster)->Stop();
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, CallFormatTest,
+    ::testing::Values(CallFormat{"json", {}}, CallFormat{"llama3_json", {}}, CallFormat{"mistral", {"[TOOL_CALLS]"}},
+                      CallFormat{"mistral", {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}},
+                      CallFormat{"deepseek",
+                                 {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+                                  "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"}},
+                      CallFormat{"harmony", {"<|channel|>", "<|constrain|>", "<|message|>"}},
+                      CallFormat{"pythonic", {}}, CallFormat{"qwen3_coder", {}},
+                      CallFormat{"glm4", {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}}),
+    [](const auto& info) { return std::string(info.param.name) + "_" + std::to_string(info.index); });
 
 TEST(StructuredOutputClusterTest, AnAnswerWhoseWorkerDiesValidates) {
   if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";

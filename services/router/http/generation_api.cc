@@ -14,11 +14,18 @@ namespace spl::router {
 namespace {
 
 AnswerFormat FormatOf(const ApiRequest& request, const OutputFormat& model) {
-  AnswerFormat out{.format = model, .tools_json = request.tools_json};
+  AnswerFormat out{.format = model, .tools_json = request.tools_json, .forced = request.forced_calls.has_value()};
   const bool structured = request.generation.sampling.structured_output.has_value();
   if (structured) out.format.reasoning = "none";  // nothing in it means anything else
   if (structured && !request.forced_calls.has_value()) out.format.tools = "none";
   return out;
+}
+
+SpecialTokenId SpecialTokensOf(const tokenizer::Tokenizer& tokenizer) {
+  return [&tokenizer](std::string_view text) {
+    const std::optional<TokenId> id = tokenizer.IdOf(text);
+    return id.has_value() && tokenizer.IsSpecial(*id) ? id : std::nullopt;
+  };
 }
 
 }  // namespace
@@ -49,7 +56,7 @@ absl::Status GenerationApi::Complete(const HttpRequest& http, const Caller& call
       parsed.ignored.push_back(call->names.Of(name));
   }
   SPLICE_RETURN_IF_ERROR(CheckIgnored(parsed.ignored, strict_));
-  SPLICE_RETURN_IF_ERROR(ForceCalls(core_.model().output_format(), parsed));
+  SPLICE_RETURN_IF_ERROR(ForceCalls(core_.model().output_format(), SpecialTokensOf(core_.model().tokenizer()), parsed));
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;

@@ -202,6 +202,20 @@ std::unique_ptr<OutputParser> MakeDeepSeek(const CallableTools& tools) {
   return std::make_unique<DeepSeek>(tools.make_id);
 }
 
+absl::StatusOr<GrammarPart> DeepSeekGrammar(const ForcedTools& tools) {
+  const GrammarPart begin = TagPart(tools, kCall), separator = TagPart(tools, kSeparator);
+  std::vector<GrammarPart> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    calls.push_back(SequencePart({LiteralPart("function"), separator, LiteralPart(tool.name + "\n```json\n"),
+                                  JsonPart(tool.parameters), LiteralPart("\n```")}));
+    calls.push_back(SequencePart({LiteralPart(tool.name), separator, JsonPart(tool.parameters)}));
+  }
+  std::vector<GrammarPart> call = {begin, AnyOfPart(std::move(calls)), TagPart(tools, kCallEnd)};
+  if (!tools.one) call.push_back(OptionalPart(LiteralPart("\n")));
+  return SequencePart(
+      {TagPart(tools, kCalls), RepeatedPart(SequencePart(std::move(call)), tools.one), TagPart(tools, kCallsEnd)});
+}
+
 bool IsDeepSeek(std::string_view chat_template) {
   return chat_template.find(kCalls) != std::string_view::npos && chat_template.find(kCall) != std::string_view::npos;
 }

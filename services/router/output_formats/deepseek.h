@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
@@ -14,6 +15,9 @@ namespace spl::router {
 // Text between them and the end of the call is content. The tags may be special tokens, which must be in the text
 // (NeedsSpecialTokens).
 std::unique_ptr<OutputParser> MakeDeepSeek(const CallableTools& tools);
+
+// Either form, as the model likes.
+absl::StatusOr<GrammarPart> DeepSeekGrammar(const ForcedTools& tools);
 
 // True for a template that asks for this format.
 bool IsDeepSeek(std::string_view chat_template);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "services/base/status.h"
 #include "services/router/output_formats/tagged_calls.h"
 #include "services/router/output_formats/typed_arguments.h"
 
@@ -25,7 +26,7 @@ std::optional<ToolCallDelta> Read(const TypedArguments& types, std::string_view 
   while (SkipTag(&text, kKey)) {
     std::string_view key, value;
     if (!TakeUntil(&text, kKeyEnd, &key) || Trim(key).empty() || !SkipTag(&text, kValue) ||
-        !TakeUntil(&text, kValueEnd, &value)) {
+        !arguments.Take(Trim(key), &text, kValueEnd, &value)) {
       return std::nullopt;
     }
     arguments.Set(Trim(key), value);
@@ -34,11 +35,34 @@ std::optional<ToolCallDelta> Read(const TypedArguments& types, std::string_view 
   return arguments.ToCall();
 }
 
+bool IsKey(std::string_view name) {
+  return !name.empty() && Trim(name) == name && name.find('<') == std::string_view::npos;
+}
+
 }  // namespace
 
 std::unique_ptr<OutputParser> MakeGlm4(const CallableTools& tools) {
-  return MakeTaggedCalls([types = TypedArguments(tools.json)](std::string_view text) { return Read(types, text); },
-                         tools.make_id);
+  return MakeTaggedCalls([types = TypedArguments(tools)](std::string_view text) { return Read(types, text); },
+                         tools.make_id, tools.forced);
+}
+
+absl::StatusOr<GrammarPart> Glm4Grammar(const ForcedTools& tools) {
+  std::vector<GrammarPart> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<ForcedArgument> arguments, ForcedArguments(tool, IsKey));
+    std::vector<GrammarPart> call = {TagPart(tools, kCallStart), LiteralPart(tool.name + "\n")};
+    for (const ForcedArgument& argument : arguments) {
+      GrammarPart part =
+          SequencePart({TagPart(tools, kKey), LiteralPart(argument.name), TagPart(tools, kKeyEnd), LiteralPart("\n"),
+                        TagPart(tools, kValue), TypedValuePart(argument.schema, kValueEnd), TagPart(tools, kValueEnd),
+                        LiteralPart("\n")});
+      call.push_back(argument.required ? std::move(part) : OptionalPart(std::move(part)));
+    }
+    call.push_back(TagPart(tools, kCallEnd));
+    if (!tools.one) call.push_back(OptionalPart(LiteralPart("\n")));
+    calls.push_back(SequencePart(std::move(call)));
+  }
+  return RepeatedPart(AnyOfPart(std::move(calls)), tools.one);
 }
 
 bool IsGlm4(std::string_view chat_template) {

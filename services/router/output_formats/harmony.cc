@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view kStart = "<|start|>", kChannel = "<|channel|>", kMessage = "<|message|>";
 constexpr std::string_view kEnds[] = {"<|end|>", "<|call|>", "<|return|>"};
+constexpr std::string_view kConstrain = "<|constrain|>";
 constexpr std::string_view kTo = "to=", kFunctions = "functions.";
 constexpr std::string_view kParagraph = "\n\n";
 constexpr size_t kMaxHeaderBytes = 512;
@@ -285,6 +286,17 @@ class Harmony final : public OutputParser {
 
 std::unique_ptr<OutputParser> MakeHarmony(const CallableTools* tools, bool in_reasoning) {
   return std::make_unique<Harmony>(tools, in_reasoning);
+}
+
+absl::StatusOr<GrammarPart> HarmonyGrammar(const ForcedTools& tools) {
+  std::vector<GrammarPart> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    calls.push_back(SequencePart(
+        {TagPart(tools, kChannel),
+         LiteralPart("commentary " + std::string(kTo) + std::string(kFunctions) + tool.name + " "),
+         TagPart(tools, kConstrain), LiteralPart("json"), TagPart(tools, kMessage), JsonPart(tool.parameters)}));
+  }
+  return AnyOfPart(std::move(calls));
 }
 
 bool IsHarmony(std::string_view chat_template) {

@@ -9,6 +9,7 @@
 
 #include <memory>
 
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
@@ -23,6 +24,9 @@ inline constexpr std::string_view kHarmonyReasoning = "<|channel|>analysis<|mess
 // `tools`: null if none may be called. `in_reasoning`: the prompt ends with kHarmonyReasoning. The tags are special
 // tokens, which must be in the text (NeedsSpecialTokens).
 std::unique_ptr<OutputParser> MakeHarmony(const CallableTools* tools, bool in_reasoning);
+
+// One call, whether or not more may be made: the token behind it ends the answer.
+absl::StatusOr<GrammarPart> HarmonyGrammar(const ForcedTools& tools);
 
 // True for a template of this format.
 bool IsHarmony(std::string_view chat_template);

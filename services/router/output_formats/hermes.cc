@@ -100,6 +100,17 @@ class Hermes final : public OutputParser {
 
 std::unique_ptr<OutputParser> MakeHermes(const CallableTools& tools) { return std::make_unique<Hermes>(tools.make_id); }
 
+absl::StatusOr<GrammarPart> HermesGrammar(const ForcedTools& tools) {
+  std::vector<CallFrame> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    calls.push_back({TagPart(tools, kCallStart),
+                     SequencePart({LiteralPart("\n{\"name\": \"" + tool.name + "\", \"arguments\": "),
+                                   JsonPart(tool.parameters), LiteralPart("}\n")}),
+                     TagPart(tools, kCallEnd)});
+  }
+  return SeparatedPart(std::move(calls), "\n", tools.one);
+}
+
 // Qwen3-Coder and GLM-4.5 have the tag, too, around something else.
 bool IsHermes(std::string_view chat_template) {
   const auto has = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };

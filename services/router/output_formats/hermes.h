@@ -3,12 +3,15 @@
 
 #include <memory>
 
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
 
 // Arguments come out while they are written (JsonCallReader). Text between the object and the end tag is content.
 std::unique_ptr<OutputParser> MakeHermes(const CallableTools& tools);
+
+absl::StatusOr<GrammarPart> HermesGrammar(const ForcedTools& tools);
 
 // True for a template that asks for this format.
 bool IsHermes(std::string_view chat_template);

@@ -122,4 +122,13 @@ std::unique_ptr<OutputParser> MakeJsonCalls(const CallableTools& tools) {
   return std::make_unique<JsonCalls>(tools.make_id);
 }
 
+absl::StatusOr<GrammarPart> JsonCallsGrammar(const ForcedTools& tools) {
+  std::vector<CallFrame> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    calls.push_back({LiteralPart("{\"name\": \"" + tool.name + "\", \"arguments\": "), JsonPart(tool.parameters),
+                     LiteralPart("}")});
+  }
+  return SeparatedPart(std::move(calls), "\n", tools.one);
+}
+
 }  // namespace spl::router

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
@@ -12,5 +13,8 @@ namespace spl::router {
 // parameters; of a list all objects are calls, or the list is content. Calls come out when their JSON is complete.
 // White space, commas and semicolons may stand between them.
 std::unique_ptr<OutputParser> MakeJsonCalls(const CallableTools& tools);
+
+// Objects, one behind the other.
+absl::StatusOr<GrammarPart> JsonCallsGrammar(const ForcedTools& tools);
 
 }  // namespace spl::router

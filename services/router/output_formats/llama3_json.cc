@@ -87,6 +87,15 @@ std::unique_ptr<OutputParser> MakeLlama3Json(const CallableTools& tools) {
   return std::make_unique<Llama3Json>(tools.make_id);
 }
 
+absl::StatusOr<GrammarPart> Llama3JsonGrammar(const ForcedTools& tools) {
+  std::vector<CallFrame> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    calls.push_back({LiteralPart("{\"name\": \"" + tool.name + "\", \"parameters\": "), JsonPart(tool.parameters),
+                     LiteralPart("}")});
+  }
+  return SeparatedPart(std::move(calls), "; ", tools.one);
+}
+
 bool IsLlama3Json(std::string_view chat_template) {
   const auto has = [&](std::string_view text) { return chat_template.find(text) != std::string_view::npos; };
   return has("<|start_header_id|>") && has("\"parameters\"") && has("tools");

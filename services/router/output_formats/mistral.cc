@@ -174,6 +174,28 @@ std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools) {
   return std::make_unique<Mistral>(tools.make_id);
 }
 
+absl::StatusOr<GrammarPart> MistralGrammar(const ForcedTools& tools) {
+  const GrammarPart arguments = TagPart(tools, kArguments), call_id = TagPart(tools, kCallId);
+  const auto is_token = [](const GrammarPart& tag) { return tag["type"] == "token"; };
+  std::vector<GrammarPart> named;
+  std::vector<CallFrame> listed;
+  for (const ForcedTool& tool : tools.tools) {
+    std::vector<GrammarPart> call = {TagPart(tools, kTag), LiteralPart(tool.name)};
+    if (is_token(call_id))
+      call.push_back(OptionalPart(SequencePart({call_id, {{"type", "regex"}, {"pattern", "[a-zA-Z0-9]{9}"}}})));
+    if (is_token(arguments)) call.push_back(arguments);
+    call.push_back(JsonPart(tool.parameters));
+    named.push_back(SequencePart(std::move(call)));
+    listed.push_back({LiteralPart("{\"name\": \"" + tool.name + "\", \"arguments\": "), JsonPart(tool.parameters),
+                      LiteralPart("}")});
+  }
+  GrammarPart names = RepeatedPart(AnyOfPart(std::move(named)), tools.one);
+  if (is_token(arguments)) return names;
+  return AnyOfPart({SequencePart({TagPart(tools, kTag), OptionalPart(LiteralPart(" ")), LiteralPart("["),
+                                  SeparatedPart(std::move(listed), ", ", tools.one), LiteralPart("]")}),
+                    std::move(names)});
+}
+
 bool IsMistral(std::string_view chat_template) { return chat_template.find(kTag) != std::string_view::npos; }
 
 }  // namespace spl::router

@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
@@ -17,6 +18,9 @@ namespace spl::router {
 // `make_id`: the templates take no others, and a model's own need not be unlike all others. The tags are special
 // tokens, which must be in the text (NeedsSpecialTokens).
 std::unique_ptr<OutputParser> MakeMistral(const CallableTools& tools);
+
+// With [ARGS] where that is a token of the model; else a list, or a name and its arguments, as the model likes.
+absl::StatusOr<GrammarPart> MistralGrammar(const ForcedTools& tools);
 
 // True for a template that asks for this format.
 bool IsMistral(std::string_view chat_template);

@@ -52,6 +52,7 @@ using MakeCallId = std::function<std::string()>;
 struct CallableTools {
   std::string json;  // the request's "tools"
   MakeCallId make_id;
+  bool forced = false;  // the answer is what the format's grammar of forced calls makes it (call_grammar.h)
 };
 
 // The bytes at the end of `text` that could become `tag`, if more followed. Less than all of the tag.

@@ -42,7 +42,7 @@ std::string TextJson(const std::string& text) {
 // Goes through the text once. Every Read appends JSON to `out` and returns whether the text was what it should be.
 class Reader {
  public:
-  explicit Reader(std::string_view text) : text_(text) {}
+  Reader(std::string_view text, bool json_texts) : text_(text), json_texts_(json_texts) {}
 
   // The next character, white space left aside, is taken if it is `c`.
   bool Take(char c) {
@@ -134,6 +134,7 @@ class Reader {
   }
 
   bool ReadText(std::string* out) {
+    if (json_texts_) return ReadJsonText(out);
     const char quote = text_[at_++];
     std::string text;
     for (; at_ < text_.size() && text_[at_] != quote; ++at_) {
@@ -146,6 +147,14 @@ class Reader {
     if (at_ == text_.size()) return false;
     ++at_;
     return Append(TextJson(text), out);
+  }
+
+  bool ReadJsonText(std::string* out) {
+    const size_t begin = at_++;
+    while (at_ < text_.size() && text_[at_] != '"') at_ += text_[at_] == '\\' ? 2 : 1;
+    if (text_[begin] != '"' || at_ >= text_.size()) return false;
+    ++at_;
+    return Append(text_.substr(begin, at_ - begin), out);
   }
 
   // Leaves at_ at the escape's last byte. An escape that Python does not have stays as it is written.
@@ -186,13 +195,14 @@ class Reader {
   }
 
   const std::string_view text_;
+  const bool json_texts_;
   size_t at_ = 0;
 };
 
 }  // namespace
 
-std::optional<std::vector<ToolCallDelta>> ReadPythonCalls(std::string_view text) {
-  Reader reader(text);
+std::optional<std::vector<ToolCallDelta>> ReadPythonCalls(std::string_view text, bool json_texts) {
+  Reader reader(text, json_texts);
   std::vector<ToolCallDelta> calls;
   if (!reader.Take('[')) return std::nullopt;
   do {

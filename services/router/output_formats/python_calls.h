@@ -12,8 +12,8 @@ namespace spl::router {
 // Reads a list of calls whose arguments have names and are literals: texts, numbers as JSON has them, True, False,
 // None, lists, tuples and dicts with texts for keys. Tuples become lists. The calls have no ids and the index 0.
 // Nothing: it is no such list, it is empty, or literals are nested more than 64 deep. REQUIRES: all of `text` is the
-// list.
-std::optional<std::vector<ToolCallDelta>> ReadPythonCalls(std::string_view text);
+// list. `json_texts`: texts are as JSON has them, and stay as they are.
+std::optional<std::vector<ToolCallDelta>> ReadPythonCalls(std::string_view text, bool json_texts = false);
 
 // True if a list of calls may begin with `text`, which begins with [: a name and a bracket follow, as far as it goes.
 // `certain`: they are there.

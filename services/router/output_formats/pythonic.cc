@@ -1,9 +1,11 @@
 #include "services/router/output_formats/pythonic.h"
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <utility>
 
+#include "services/base/status.h"
 #include "services/router/output_formats/bracket_scanner.h"
 #include "services/router/output_formats/call_writer.h"
 #include "services/router/output_formats/python_calls.h"
@@ -15,7 +17,7 @@ constexpr std::string_view kStart = "<|python_start|>", kEnd = "<|python_end|>";
 
 class Pythonic final : public OutputParser {
  public:
-  explicit Pythonic(const MakeCallId& make_id) : calls_(make_id) {}
+  Pythonic(const MakeCallId& make_id, bool forced) : calls_(make_id), forced_(forced) {}
 
   void Feed(std::string_view text, OutputDelta* out) override {
     held_ += text;
@@ -71,7 +73,7 @@ class Pythonic final : public OutputParser {
   bool ReadList(OutputDelta* out) {
     scanned_ += scanner_.Scan(std::string_view(held_).substr(scanned_));
     if (!scanner_.ended()) return false;
-    const auto calls = ReadPythonCalls(std::string_view(held_).substr(list_, scanned_ - list_));
+    const auto calls = ReadPythonCalls(std::string_view(held_).substr(list_, scanned_ - list_), forced_);
     if (!calls.has_value()) return NoList(out);
     for (const ToolCallDelta& call : *calls) calls_.Write(call, out);
     held_.erase(0, scanned_);
@@ -97,6 +99,7 @@ class Pythonic final : public OutputParser {
   }
 
   CallWriter calls_;
+  const bool forced_;
   CallStart start_{kStart};
   BracketScanner scanner_{{kEnd}, "\"'"};
   State state_ = State::kBegin;
@@ -106,10 +109,55 @@ class Pythonic final : public OutputParser {
   bool in_tags_ = false;  // the list stands behind kStart
 };
 
+bool IsPythonName(std::string_view name) {
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+// A value as Python writes it, where that is another way than JSON's, and there is no other value inside of it.
+GrammarPart ValuePart(const GrammarPart& schema) {
+  const bool plain = schema.is_object() && !schema.contains("enum") && !schema.contains("const");
+  const GrammarPart type = plain ? schema.value("type", GrammarPart()) : GrammarPart();
+  if (type == "boolean") return AnyOfPart({LiteralPart("True"), LiteralPart("False")});
+  if (type == "null") return LiteralPart("None");
+  return JsonPart(schema);
+}
+
+// The arguments with ", " between them: in front of the first that is required, and behind it. If none is, the comma
+// stands behind each.
+GrammarPart KeywordsPart(const std::vector<ForcedArgument>& arguments) {
+  std::vector<GrammarPart> parts;
+  bool behind = false;
+  for (const ForcedArgument& argument : arguments) {
+    const GrammarPart name = LiteralPart(argument.name + "="), comma = LiteralPart(", ");
+    GrammarPart value = ValuePart(argument.schema);
+    if (argument.required) {
+      parts.push_back(behind ? SequencePart({comma, name, std::move(value)}) : SequencePart({name, std::move(value)}));
+      behind = true;
+    } else {
+      parts.push_back(OptionalPart(behind ? SequencePart({comma, name, std::move(value)})
+                                          : SequencePart({name, std::move(value), comma})));
+    }
+  }
+  return parts.empty() ? LiteralPart("") : SequencePart(std::move(parts));
+}
+
 }  // namespace
 
 std::unique_ptr<OutputParser> MakePythonic(const CallableTools& tools) {
-  return std::make_unique<Pythonic>(tools.make_id);
+  return std::make_unique<Pythonic>(tools.make_id, tools.forced);
+}
+
+absl::StatusOr<GrammarPart> PythonicGrammar(const ForcedTools& tools) {
+  std::vector<CallFrame> calls;
+  for (const ForcedTool& tool : tools.tools) {
+    if (!IsPythonName(tool.name))
+      return InvalidArgument(
+          "the tool \"{}\" cannot be forced of a model that writes calls as Python: its name is none", tool.name);
+    SPLICE_ASSIGN_OR_RETURN(const std::vector<ForcedArgument> arguments, ForcedArguments(tool, IsPythonName));
+    calls.push_back({LiteralPart(tool.name + "("), KeywordsPart(arguments), LiteralPart(")")});
+  }
+  return SequencePart({LiteralPart("["), SeparatedPart(std::move(calls), ", ", tools.one), LiteralPart("]")});
 }
 
 bool IsPythonic(std::string_view chat_template) { return chat_template.find("[func_name1(") != std::string_view::npos; }

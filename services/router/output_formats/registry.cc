@@ -19,6 +19,7 @@ struct ToolFormat {
   const char* name;
   bool (*fits)(std::string_view chat_template);
   std::unique_ptr<OutputParser> (*make)(const CallableTools& tools);
+  MakeCallGrammar grammar;
   bool special_tokens;  // its tags are special tokens of some models
 };
 
@@ -30,11 +31,15 @@ std::unique_ptr<OutputParser> MakeHarmonyCalls(const CallableTools& tools) { ret
 
 // The first one that fits is chosen.
 constexpr ToolFormat kToolFormats[] = {
-    {"deepseek", IsDeepSeek, MakeDeepSeek, true},         {"glm4", IsGlm4, MakeGlm4, true},
-    {kHarmony, IsHarmony, MakeHarmonyCalls, true},        {"hermes", IsHermes, MakeHermes, true},
-    {"json", IsNeverChosen, MakeJsonCalls, false},        {"pythonic", IsPythonic, MakePythonic, true},
-    {"llama3_json", IsLlama3Json, MakeLlama3Json, false}, {"mistral", IsMistral, MakeMistral, true},
-    {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder, true},
+    {"deepseek", IsDeepSeek, MakeDeepSeek, DeepSeekGrammar, true},
+    {"glm4", IsGlm4, MakeGlm4, Glm4Grammar, true},
+    {kHarmony, IsHarmony, MakeHarmonyCalls, HarmonyGrammar, true},
+    {"hermes", IsHermes, MakeHermes, HermesGrammar, true},
+    {"json", IsNeverChosen, MakeJsonCalls, JsonCallsGrammar, false},
+    {"pythonic", IsPythonic, MakePythonic, PythonicGrammar, true},
+    {"llama3_json", IsLlama3Json, MakeLlama3Json, Llama3JsonGrammar, false},
+    {"mistral", IsMistral, MakeMistral, MistralGrammar, true},
+    {"qwen3_coder", IsQwen3Coder, MakeQwen3Coder, Qwen3CoderGrammar, true},
 };
 
 absl::StatusOr<std::string> ChooseTools(const std::string& asked, std::string_view chat_template) {
@@ -87,6 +92,15 @@ bool NeedsSpecialTokens(const OutputFormat& format, bool may_call) {
     if (may_call && format.tools == candidate.name) return candidate.special_tokens;
   }
   return false;
+}
+
+absl::StatusOr<GrammarPart> CallGrammarOf(const std::string& format, const ForcedTools& tools) {
+  for (const ToolFormat& candidate : kToolFormats) {
+    if (format == candidate.name) return candidate.grammar(tools);
+  }
+  return absl::UnimplementedError(
+      "calls can be forced only of a model that writes calls, and this one has no format of them: choose one with "
+      "--tool-parser");
 }
 
 std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "services/router/output_formats/call_grammar.h"
 #include "services/router/output_formats/output_parser.h"
 
 namespace spl::router {
@@ -26,6 +27,9 @@ bool EndsInReasoning(const OutputFormat& format, std::string_view prompt);
 // True if reasoning, or calls where they may be made, may be written with special tokens, which must then be in the
 // text.
 bool NeedsSpecialTokens(const OutputFormat& format, bool may_call);
+
+// The calls as the format `tools` of OutputFormat writes them. Unimplemented: it is "none"; else see MakeCallGrammar.
+absl::StatusOr<GrammarPart> CallGrammarOf(const std::string& format, const ForcedTools& tools);
 
 // `tools`: null if none may be called. `in_reasoning`: see EndsInReasoning. Returns null if all is content.
 std::unique_ptr<OutputParser> MakeOutputParser(const OutputFormat& format, const CallableTools* tools,

@@ -8,7 +8,8 @@ namespace {
 
 class TaggedCalls final : public OutputParser {
  public:
-  TaggedCalls(ReadCall read, MakeCallId make_id) : read_(std::move(read)), make_id_(std::move(make_id)) {}
+  TaggedCalls(ReadCall read, MakeCallId make_id, bool tags_inside)
+      : read_(std::move(read)), make_id_(std::move(make_id)), tags_inside_(tags_inside) {}
 
   void Feed(std::string_view text, OutputDelta* out) override {
     held_ += text;
@@ -37,6 +38,10 @@ class TaggedCalls final : public OutputParser {
       searched_ = held_.size() - std::min(held_.size(), kCallEnd.size() - 1);
       return false;
     }
+    if (tags_inside_ && !read_(std::string_view(held_).substr(0, end)).has_value()) {
+      searched_ = end + kCallEnd.size();
+      return true;
+    }
     TakeCall(held_.substr(0, end), std::string(kCallEnd), out);
     held_.erase(0, end + kCallEnd.size());
     inside_ = false;
@@ -55,6 +60,7 @@ class TaggedCalls final : public OutputParser {
 
   const ReadCall read_;
   const MakeCallId make_id_;
+  const bool tags_inside_;
   CallStart start_{kCallStart};
   std::string held_;     // not yet decided
   size_t searched_ = 0;  // bytes of held_ in which no end of a call begins
@@ -64,8 +70,8 @@ class TaggedCalls final : public OutputParser {
 
 }  // namespace
 
-std::unique_ptr<OutputParser> MakeTaggedCalls(ReadCall read, MakeCallId make_id) {
-  return std::make_unique<TaggedCalls>(std::move(read), std::move(make_id));
+std::unique_ptr<OutputParser> MakeTaggedCalls(ReadCall read, MakeCallId make_id, bool tags_inside) {
+  return std::make_unique<TaggedCalls>(std::move(read), std::move(make_id), tags_inside);
 }
 
 }  // namespace spl::router

@@ -13,8 +13,9 @@ namespace spl::router {
 using ReadCall = std::function<std::optional<ToolCallDelta>(std::string_view text)>;
 
 // A call comes out when its end is there, because only then it is known to be one. A call that the answer's end cuts
-// off behind its own end is one, too.
-std::unique_ptr<OutputParser> MakeTaggedCalls(ReadCall read, MakeCallId make_id);
+// off behind its own end is one, too. `tags_inside`: an end tag may stand in the text of a call, which goes on to the
+// first one in front of which it is a call.
+std::unique_ptr<OutputParser> MakeTaggedCalls(ReadCall read, MakeCallId make_id, bool tags_inside);
 
 inline constexpr std::string_view kCallStart = "<tool_call>", kCallEnd = "</tool_call>";
 

@@ -20,7 +20,8 @@ void AnswerParsers::SetPrompt(std::span<const TokenId> prompt) {
 
 std::unique_ptr<OutputParser> AnswerParsers::Make() const {
   const CallableTools tools{.json = format_.tools_json,
-                            .make_id = [prefix = format_.call_id] { return prefix + RandomId::Make().ToHex(); }};
+                            .make_id = [prefix = format_.call_id] { return prefix + RandomId::Make().ToHex(); },
+                            .forced = format_.forced};
   return MakeOutputParser(format_.format, tools.json.empty() ? nullptr : &tools, in_reasoning_);
 }
 

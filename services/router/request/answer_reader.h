@@ -16,6 +16,7 @@ namespace spl::router {
 struct AnswerFormat {
   OutputFormat format = {};       // how reasoning and tool calls are recognized
   std::string tools_json = {};    // tools that may be called; empty: none
+  bool forced = false;            // the answer consists of calls, by the grammar of ForceCalls
   std::string call_id = "call_";  // the beginning of a call's id
 };
 

@@ -247,9 +247,9 @@ absl::StatusOr<ApiRequest> ParseChat(const Json& json, const Sampling& defaults)
   return out;
 }
 
-absl::Status ForceCalls(const OutputFormat& format, ApiRequest& request) {
+absl::Status ForceCalls(const OutputFormat& format, const SpecialTokenId& special, ApiRequest& request) {
   if (!request.forced_calls.has_value()) return absl::OkStatus();
-  absl::StatusOr<std::string> tag = ForcedCallsTag(format.tools, request.tools_json, *request.forced_calls);
+  absl::StatusOr<std::string> tag = ForcedCallsTag(format.tools, request.tools_json, *request.forced_calls, special);
   if (!tag.ok()) return ParamError("tool_choice", "{}", MessageOf(tag.status()));
   Sampling& sampling = request.generation.sampling;
   sampling.structured_output = grammar::GrammarSpec{grammar::GrammarKind::kStructuralTag, *std::move(tag), false};

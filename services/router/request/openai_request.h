@@ -39,8 +39,8 @@ absl::StatusOr<ApiRequest> ParseChatBody(std::string_view body, const Sampling& 
 absl::StatusOr<ApiRequest> ParseChat(const Json& json, const Sampling& defaults = {});
 
 // Makes the calls that a chat forces the structured output of its answer, as the model writes calls. InvalidArgument:
-// there is no such tool, or calls of this format cannot be forced.
-absl::Status ForceCalls(const OutputFormat& format, ApiRequest& request);
+// there is no such tool, or this format cannot be forced to call it.
+absl::Status ForceCalls(const OutputFormat& format, const SpecialTokenId& special, ApiRequest& request);
 
 // POST /v1/completions, likewise.
 absl::StatusOr<ApiRequest> ParseCompletionBody(std::string_view body, const Sampling& defaults = {});
