@@ -82,7 +82,8 @@ class Server final : public RouterServer {
                                                        .max_context = options_.max_context,
                                                        .special_tokens_in_text = options_.special_tokens_in_text,
                                                        .generation_config = options_.generation_config,
-                                                       .output_format = options_.output_format}));
+                                                       .output_format = options_.output_format,
+                                                       .tool_result_documents = options_.tool_result_documents}));
     if (!options_.api_keys_file.empty()) {
       SPLICE_ASSIGN_OR_RETURN(keys_, ApiKeys::Load(options_.api_keys_file));
     }

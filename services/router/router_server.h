@@ -54,6 +54,7 @@ struct RouterOptions {
   // Origins of web pages that may use the OpenAI API, or "*"; see Cors.
   std::vector<std::string> cors_origins;
   OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ServedModelOptions
+  std::string tool_result_documents = "none";                           // likewise
   bool strict_requests = false;                                         // HTTP: a field that has no effect is an error
   StoredResponsesOptions stored_responses;                              // HTTP: for previous_response_id
   bool special_tokens_in_text = false;                                  // see ServedModelOptions

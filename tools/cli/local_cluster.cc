@@ -75,7 +75,8 @@ absl::Status CheckBeforeLoading(const LocalClusterOptions& options) {
   return router::ServedModel::Load({.dir = TextFolder(options),
                                     .special_tokens_in_text = options.special_tokens_in_text,
                                     .generation_config = options.generation_config,
-                                    .output_format = options.output_format})
+                                    .output_format = options.output_format,
+                                    .tool_result_documents = options.tool_result_documents})
       .status();
 }
 
@@ -178,6 +179,7 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   router.cors_origins = options.cors_origins;
   router.strict_requests = options.strict_requests;
   router.output_format = options.output_format;
+  router.tool_result_documents = options.tool_result_documents;
   router.special_tokens_in_text = options.special_tokens_in_text;
   router.generation_config = options.generation_config;
   router.public_tls = options.public_tls;

@@ -31,6 +31,7 @@ struct LocalClusterOptions {
   std::vector<std::string> cors_origins;                                        // see router::RouterOptions
   bool strict_requests = false;                                                 // see router::RouterOptions
   router::OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see router::RouterOptions
+  std::string tool_result_documents = "none";                                   // likewise
   bool special_tokens_in_text = false;     // parse those in messages and segments (router::ServedModel)
   std::string generation_config = "auto";  // see router::RouterOptions
   PublicTlsOptions public_tls;             // TLS of the HTTP and gRPC APIs

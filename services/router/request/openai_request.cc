@@ -230,7 +230,7 @@ absl::StatusOr<ApiRequest> ParseChat(const Json& json, const Sampling& defaults)
   ReadSplice(reader, &request, nullptr);
   ReadCommonRest(reader, &request);
   reader.Bool("echo", &request.echo);
-  reader.Refuse({"prompt_logprobs"});
+  ReadPromptLogprobs(reader, &out);
   const bool may_call = ReadToolChoice(reader, request.sampling, &out.forced_calls);
   ChatPrompt chat;
   ReadTemplateFields(reader, &chat);

@@ -206,12 +206,16 @@ OrderedJson OpenAiFormatter::Whole(const FinalInfo& final) {
     size_t text_offset = 0;
     choice["logprobs"] = EchoedLogprobs(state.prompt.get(), state.tokens, &text_offset);
     choice["finish_reason"] = ReasonOf(state.finish_reason, has_calls);
-    if (head_.prompt_logprobs.has_value() && state.prompt != nullptr)
+    if (!head_.chat && head_.prompt_logprobs.has_value() && state.prompt != nullptr)
       choice["prompt_logprobs"] = PromptLogprobs(*state.prompt);
     choices.push_back(std::move(choice));
   }
   OrderedJson out = Envelope(head_.chat ? "chat.completion" : "text_completion");
   out["choices"] = std::move(choices);
+  // A chat has one prompt, however many choices: vLLM puts the list beside them.
+  const bool has_prompt = !by_index_.empty() && by_index_.begin()->second.prompt != nullptr;
+  if (head_.chat && head_.prompt_logprobs.has_value() && has_prompt)
+    out["prompt_logprobs"] = PromptLogprobs(*by_index_.begin()->second.prompt);
   out["usage"] = UsageJson(final);
   out["splice"] = ReceiptsJson(final);
   return out;

@@ -34,7 +34,7 @@ class OpenAiFormatter final : public AnswerFormatter {
     int64_t created = 0;
     std::string model;
     std::optional<uint32_t> logprobs = {};         // alternatives of each token; unset: not asked for
-    std::optional<uint32_t> prompt_logprobs = {};  // the same in a completion's "prompt_logprobs"
+    std::optional<uint32_t> prompt_logprobs = {};  // the same in "prompt_logprobs"
     bool include_usage = false;                    // only for a stream
     bool continuous_usage = false;                 // every event of a stream has the usage so far
     std::vector<std::string> echo_texts = {};      // [prompt]: put before the text of its continuations; may be empty

@@ -9,6 +9,7 @@
 #include "services/base/read_file.h"
 #include "services/hub/model_name.h"
 #include "services/router/request/api_error.h"
+#include "services/router/request/earlier_reasoning.h"
 #include "services/router/request/json_reader.h"
 #include "services/router/request/sampling_defaults.h"
 #include "services/tokenizer/ids_only.h"
@@ -111,6 +112,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> ServedModel::Load(const ServedModel
       options.name.empty() ? hub::FolderModelName(dir) : options.name, std::move(tokenizer),
       chat_template.ok() ? *std::move(chat_template) : nullptr, max_context, options.special_tokens_in_text, sampling);
   model->output_format_ = std::move(format);
+  SPLICE_ASSIGN_OR_RETURN(model->tool_documents_, ParseToolDocumentRule(options.tool_result_documents));
   return model;
 }
 
@@ -203,13 +205,24 @@ absl::StatusOr<TokenizedPrompt> ServedModel::Tokenize(const Prompt& prompt, bool
   return named(TokenizeChat(chat), "messages");
 }
 
+absl::StatusOr<TokenizedPrompt> ServedModel::TokenizeChat(const ChatPrompt& chat) const {
+  if (tool_documents_.kind != ToolDocumentRule::Kind::kNone && chat.segments.empty()) {
+    MarkedMessages marked = MarkToolDocuments(tool_documents_, chat.messages);
+    absl::StatusOr<TokenizedPrompt> prompt = EncodeChat(chat, std::move(marked.messages), marked.segments);
+    if (prompt.ok()) return prompt;
+  }
+  return EncodeChat(chat, chat.messages, chat.segments);
+}
+
 // A mark in front of each special token that a message, or a value for the template, spells goes through the template
 // with it. It is drawn for the request, so that no message contains it.
-absl::StatusOr<TokenizedPrompt> ServedModel::TokenizeChat(const ChatPrompt& chat) const {
+absl::StatusOr<TokenizedPrompt> ServedModel::EncodeChat(const ChatPrompt& chat,
+                                                        std::vector<tokenizer::ChatMessage> messages,
+                                                        const SegmentMarks& segments) const {
   const std::string nonce = RandomId::Make().ToHex();
   const std::string mark = fmt::format("\uE000splice-plain-{}\uE001", nonce);
-  std::vector<tokenizer::ChatMessage> messages = chat.messages;
   std::string variables = chat.variables_json;
+  NameReasoning(*chat_template_, &messages);
   if (!special_tokens_in_text_) {
     const SpecialTokenMarks marks(*tokenizer_, mark);
     for (tokenizer::ChatMessage& message : messages) {
@@ -225,7 +238,7 @@ absl::StatusOr<TokenizedPrompt> ServedModel::TokenizeChat(const ChatPrompt& chat
   SPLICE_ASSIGN_OR_RETURN(const std::string text, chat_template_->Render(messages, options));
   if (tokenizer::RemoveMarks(text, mark).text.find(nonce) != std::string::npos)
     return InvalidArgument("the chat template changes a message in the middle of a special token");
-  return EncodePieces(text, chat.segments, false, mark);
+  return EncodePieces(text, segments, false, mark);
 }
 
 std::vector<std::string> ServedModel::VariablesWithoutEffect(const ChatPrompt& chat) const {

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "services/router/output_formats/registry.h"
 #include "services/router/request/request.h"
+#include "services/router/request/tool_documents.h"
 
 namespace spl::router {
 
@@ -22,9 +23,11 @@ struct ServedModelOptions {
   // they get those of Sampling.
   std::string generation_config = "auto";
   OutputFormat output_format = {.tools = "auto", .reasoning = "auto"};  // see ChooseOutputFormat
+  std::string tool_result_documents = "none";                           // see ParseToolDocumentRule
 };
 
-// Immutable after Load; any thread.
+// Immutable after Load; any thread. In a chat without segments of its own, documents in the results of tools become
+// segments by the rule of ServedModelOptions, if the template has each of them once and in their order.
 class ServedModel {
  public:
   // InvalidArgument or NotFound names the file or flag that is wrong or missing. A model without a chat template loads,
@@ -63,6 +66,9 @@ class ServedModel {
   absl::StatusOr<TokenizedPrompt> EncodePieces(std::string_view text, const SegmentMarks& segments,
                                                bool add_special_tokens, const std::string& plain_mark) const;
   absl::StatusOr<TokenizedPrompt> TokenizeChat(const ChatPrompt& chat) const;
+  // The chat with other messages, in which marks stand for `segments`.
+  absl::StatusOr<TokenizedPrompt> EncodeChat(const ChatPrompt& chat, std::vector<tokenizer::ChatMessage> messages,
+                                             const SegmentMarks& segments) const;
 
   const std::string name_;
   const std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
@@ -71,6 +77,7 @@ class ServedModel {
   const bool special_tokens_in_text_;
   const Sampling default_sampling_;
   OutputFormat output_format_;
+  ToolDocumentRule tool_documents_;
 };
 
 }  // namespace spl::router

@@ -49,6 +49,20 @@ TEST_F(PromptLogprobsApiTest, EchoWithLogprobs) {
   EXPECT_FALSE(Post(body).at("choices").at(0).contains("prompt_logprobs"));
 }
 
+TEST_F(PromptLogprobsApiTest, AChatHasThemBesideItsChoices) {
+  const json body = {
+      {"messages", {{{"role", "user"}, {"content", "ab"}}}}, {"max_tokens", 1}, {"n", 2}, {"prompt_logprobs", 1}};
+  const auto response = Call(cluster_.http(), "POST", "/v1/chat/completions", body.dump());
+  ASSERT_EQ(response.status, 200) << response.body;
+  const json answer = json::parse(response.body);
+  const json& list = answer.at("prompt_logprobs");
+  ASSERT_EQ(list.size(), answer.at("usage").at("prompt_tokens"));
+  EXPECT_TRUE(list.at(0).is_null());
+  EXPECT_THAT(list.at(1).dump(), HasSubstr(R"("logprob":-1.0)"));
+  EXPECT_EQ(answer.at("choices").size(), 2u);
+  EXPECT_FALSE(answer.at("choices").at(0).contains("prompt_logprobs"));
+}
+
 // lm_eval leaves out the last entry, that of the one token it asks for: also an end token has one.
 TEST_F(PromptLogprobsApiTest, AnEndTokenHasAnEntry) {
   cluster_.fabric.answer_tokens = 1;
