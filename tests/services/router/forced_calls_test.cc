@@ -289,6 +289,13 @@ INSTANTIATE_TEST_SUITE_P(Formats, ForcedCallsTest, ::testing::ValuesIn(kFormats)
   return std::string(info.param.format) + "_" + std::to_string(info.index);
 });
 
+// As Python reads them, the first escape is two characters and the second one an error.
+TEST(ForcedCallsReadingTest, TextsOfPythonicCallsAreJson) {
+  const json message = MessageOf("pythonic", R"([maybe(b="\/\ud800", a=1)])", 0);
+  EXPECT_EQ(message["calls"], json::array({{"maybe", R"({"b": "\/\ud800", "a": 1})"}}));
+  EXPECT_EQ(message["content"], "");
+}
+
 TEST(ForcedCallsTagTest, TagsThatAreSpecialTokensAreTokens) {
   const auto special = [](std::string_view text) {
     return text == "<|message|>" ? std::optional<int32_t>(7) : std::nullopt;
