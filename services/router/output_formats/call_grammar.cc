@@ -1,5 +1,7 @@
 #include "services/router/output_formats/call_grammar.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -82,9 +84,9 @@ class TextRules {
       std::string rule = NameOf(begun) + " ::= \"\" | \"<\" " + NameOf("<"), others = "<";
       for (const auto& [letter, ends] : letters) {
         others += letter;
-        if (!ends) rule += std::string(" | \"") + letter + "\" " + NameOf(begun + letter);
+        if (!ends) rule += fmt::format(" | \"{}\" {}", letter, NameOf(begun + letter));
       }
-      rules += rule + " | [^" + others + "] root\n";
+      rules += fmt::format("{} | [^{}] root\n", rule, others);
     }
     return rules;
   }

@@ -51,6 +51,7 @@ GrammarPart TypedValuePart(const GrammarPart& schema, std::string_view end) {
   const std::vector<GrammarPart> values = RawValues(schema);
   if (values.empty()) return TextWithoutPart({end, kCallEnd});
   std::vector<GrammarPart> parts;
+  parts.reserve(values.size());
   for (const GrammarPart& value : values) parts.push_back(LiteralPart(value.get<std::string>()));
   return AnyOfPart(std::move(parts));
 }
