@@ -31,7 +31,7 @@ class Verdict(BaseModel):
 async def check(model):
     settings = {"max_tokens": 200, "temperature": 1, "parallel_tool_calls": False}
     # The first answer is the call that is asked for; behind it the agent is free, and ends.
-    agent = agents.Agent(name="helper", instructions="Be brief.", model=model, tools=[weather],
+    agent = agents.Agent(name="forecaster", instructions="Be brief.", model=model, tools=[weather],
                          model_settings=agents.ModelSettings(tool_choice="required", **settings),
                          tool_use_behavior="run_llm_again")
     before = len(asked)
