@@ -57,9 +57,7 @@ void AddHttpFlags(CLI::App& app, RouterOptions& options) {
   app.add_option("--reasoning-parser", options.output_format.reasoning,
                  "How the model writes its reasoning: auto (by its chat template), none, think or harmony")
       ->capture_default_str();
-  app.add_option("--tool-result-documents", options.tool_result_documents,
-                 "Documents in the results of tools, whose KV other conversations find again: none, whole (a result is "
-                 "one), between:TEXT, json (the items of a list) or json:/MEMBER (of a list in an object)")
+  app.add_option("--tool-result-documents", options.tool_result_documents, kToolResultDocumentsHelp)
       ->capture_default_str();
   app.add_flag("--strict-requests", options.strict_requests,
                "HTTP: refuse a field that has no effect, instead of naming it in x-splice-ignored");

@@ -19,6 +19,9 @@ namespace spl::router {
 inline constexpr char kTraceUiUrlHelp[] =
     "address of a trace, with {trace_id} in it: https://jaeger.example/trace/{trace_id}; the page /ui links traced "
     "requests to it";
+inline constexpr char kToolResultDocumentsHelp[] =
+    "documents in the results of tools, whose KV other conversations find again: none, whole (a result is one), "
+    "between:TEXT, json (the items of a list) or json:/MEMBER (of a list in an object)";
 
 struct RouterOptions {
   // Hugging Face folder: tokenizer, chat template, context length. Weights are not read. Empty: the model has no text

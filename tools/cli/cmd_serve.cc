@@ -99,9 +99,7 @@ void AddModelFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--reasoning-parser", c.output_format.reasoning,
                  "how the model writes its reasoning: auto (by its chat template), none, think or harmony")
       ->capture_default_str();
-  app.add_option("--tool-result-documents", c.tool_result_documents,
-                 "documents in the results of tools, whose KV other conversations find again: none, whole (a result is "
-                 "one), between:TEXT, json (the items of a list) or json:/MEMBER (of a list in an object)")
+  app.add_option("--tool-result-documents", c.tool_result_documents, router::kToolResultDocumentsHelp)
       ->capture_default_str();
 }
 
