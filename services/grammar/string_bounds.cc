@@ -73,23 +73,28 @@ class Schema {
   bool AreDisjoint(const Json& alternatives) const {
     std::set<std::string> all;
     size_t num = 0;
-    bool bounded = false;
     for (const Json& alternative : alternatives) {
       const std::set<std::string> types = TypesOf(alternative, 0);
       num += types.size();
       all.insert(types.begin(), types.end());
-      bounded = bounded || HasBounds(alternative, 0);
     }
-    return !bounded || num == all.size();
+    if (num == all.size()) return true;
+    return std::none_of(alternatives.begin(), alternatives.end(), [&](const Json& one) { return HasBounds(one, 0); });
   }
 
+  // As json_schema_check.cc, which took them, reads them: a name is one as it is written, and stands in an object.
   const Json* Referred(const Json& schema) const {
     if (!schema.is_object() || !schema.contains("$ref") || !schema["$ref"].is_string()) return nullptr;
     const std::string ref = schema["$ref"].get<std::string>();
-    if (ref == "#") return &root_;
-    if (!ref.starts_with("#/")) return nullptr;
-    const Json::json_pointer pointer(ref.substr(1));
-    return root_.contains(pointer) ? &root_[pointer] : nullptr;
+    const Json* at = &root_;
+    for (size_t begin = 2; ref != "#" && begin <= ref.size();) {
+      const size_t end = std::min(ref.find('/', begin), ref.size());
+      const auto found = at->find(ref.substr(begin, end - begin));
+      if (found == at->end()) return nullptr;
+      at = &*found;
+      begin = end + 1;
+    }
+    return at;
   }
 
   // By their first letters, in which JSON types differ.
@@ -110,9 +115,10 @@ class Schema {
     return types;
   }
 
+  // REQUIRES: it has said no so far. A schema to which many refer is looked at once.
   bool HasBounds(const Json& schema, int depth) const {
     if (Bounds(schema) || depth > kMaxDepth) return true;
-    if (!schema.is_object()) return false;
+    if (!schema.is_object() || !without_bounds_.insert(&schema).second) return false;
     if (const Json* const referred = Referred(schema); referred != nullptr) return HasBounds(*referred, depth + 1);
     bool has = false;
     ForEachInner(schema, [&](const Json& inner) { has = has || HasBounds(inner, depth + 1); });
@@ -134,6 +140,7 @@ class Schema {
 
   Json root_;
   bool has_bounds_ = false;
+  mutable std::set<const Json*> without_bounds_;  // those that HasBounds has looked at
 };
 
 // Calls `change` with every schema in a structural tag. False: `change` did not want one.

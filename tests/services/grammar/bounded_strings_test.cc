@@ -4,6 +4,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "services/grammar/grammar_limits.h"
 #include "services/grammar/string_bounds.h"
 #include "services/grammar/string_runs.h"
 #include "tests/services/grammar/vocabularies.h"
@@ -215,6 +216,34 @@ TEST(StringBoundsTest, StayWhereAStringCouldBeReadInTwoWays) {
       has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"object"}]})"));
   EXPECT_TRUE(
       has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"array"}]})"));
+}
+
+// Names are no JSON pointers, in which ~ has a meaning.
+TEST(StringBoundsTest, ReferencesAreReadAsTheCheckReadsThem) {
+  const GrammarSpec spec = {
+      GrammarKind::kJsonSchema,
+      R"({"$defs":{"a~b":{"type":"string","maxLength":4}},"anyOf":[{"$ref":"#/$defs/a~b"},{"type":"string"}]})", false};
+  EXPECT_TRUE(CheckGrammarSpec(spec).ok()) << CheckGrammarSpec(spec);
+  EXPECT_FALSE(WithoutStringBounds(spec).has_value());
+}
+
+// Each of 30 definitions refers to the next one twice: 2^30 ways to the last one.
+TEST(StringBoundsTest, DefinitionsWithManyReferencesAreReadOnce) {
+  constexpr int kDefinitions = 30;
+  const auto refer = [](int i) { return json{{"$ref", "#/$defs/d" + std::to_string(i)}}; };
+  json schema = {
+      {"$defs", {{"d30", {{"type", "integer"}}}}},
+      {"type", "object"},
+      {"properties",
+       {{"a", {{"anyOf", {refer(0), {{"type", "object"}}}}}}, {"b", {{"type", "string"}, {"maxLength", 3}}}}}};
+  for (int i = 0; i < kDefinitions; ++i)
+    schema["$defs"]["d" + std::to_string(i)] = {{"type", "object"},
+                                                {"properties", {{"l", refer(i + 1)}, {"r", refer(i + 1)}}}};
+  const GrammarSpec spec = {GrammarKind::kJsonSchema, schema.dump(), false};
+  EXPECT_TRUE(CheckGrammarSpec(spec).ok()) << CheckGrammarSpec(spec);
+  EXPECT_TRUE(WithoutStringBounds(spec).has_value());
+  schema["$defs"]["d30"] = {{"type", "string"}, {"maxLength", 3}};
+  EXPECT_FALSE(WithoutStringBounds({GrammarKind::kJsonSchema, schema.dump(), false}).has_value());
 }
 
 }  // namespace
