@@ -38,6 +38,7 @@ absl::Status ValidateVisibility(const HeadVisibility& v) {
       }
       return absl::OkStatus();
     case VisibilityRule::kSelected:  // known to the device; see ValidateDecodeAttention
+    case VisibilityRule::kElsewhere:
       return absl::OkStatus();
     case VisibilityRule::kLines:
       return InvalidCall("attention: lines are for prefill");
@@ -101,8 +102,8 @@ absl::Status ValidateSequence(const PrefillAttentionArgs& a, const PrefillSequen
   for (const HeadStreamView& head : s.heads) {
     if (absl::Status status = ValidateStream(head, a.pool); !status.ok()) return status;
     const HeadVisibility& v = head.visibility;
-    if (v.rule == VisibilityRule::kSelected)
-      return InvalidCall("attention: rule kSelected in prefill; lists are of decode steps");
+    if (v.rule == VisibilityRule::kSelected || v.rule == VisibilityRule::kElsewhere)
+      return InvalidCall("attention: rule kSelected or kElsewhere in prefill; both are of decode steps");
     if (absl::Status status =
             v.rule == VisibilityRule::kLines ? ValidateLines(v.lines, s, head.kv_len) : ValidateVisibility(v);
         !status.ok()) {

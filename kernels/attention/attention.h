@@ -84,7 +84,7 @@ struct DecodeAttentionArgs {
 };
 
 // InvalidArgument: shapes, dtypes, a row position at or past kv_len, unsorted positions or indices, a short page table,
-// kSelected in prefill or without lists.
+// kSelected or kElsewhere in prefill, kSelected without lists.
 absl::Status ValidatePrefillAttention(const PrefillAttentionArgs& args);
 absl::Status ValidateDecodeAttention(const DecodeAttentionArgs& args);
 

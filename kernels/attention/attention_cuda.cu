@@ -6,9 +6,9 @@ namespace {
 
 bool FloatType(DType t) { return t == DType::kF32 || t == DType::kBF16; }
 
-// has_lists: kSelected is served.
+// decodes: kElsewhere is served; has_lists: kSelected, too.
 template <typename Args>
-cudaError_t Check(const Args& a, bool has_lists) {
+cudaError_t Check(const Args& a, bool decodes, bool has_lists) {
   const AttentionHeads& h = a.heads;
   if (h.num_kv_heads < 1 || h.num_qo_heads < 1 || h.num_qo_heads % h.num_kv_heads != 0 || h.head_dim < 1 ||
       !(h.sm_scale > 0) || a.batch.num_sequences < 0 || a.batch.pool.num_pages < 0 || a.max_kv_len < 0) {
@@ -24,6 +24,7 @@ cudaError_t Check(const Args& a, bool has_lists) {
   for (int i = 0; i < h.num_kv_heads; ++i) {
     const HeadRule& r = a.rules.head[i];
     if (r.rule == VisibilityRule::kSelected && has_lists) continue;
+    if (r.rule == VisibilityRule::kElsewhere && decodes) continue;
     if (r.rule != VisibilityRule::kFull && r.rule != VisibilityRule::kBand && r.rule != VisibilityRule::kLines)
       return cudaErrorNotSupported;
     if (r.rule == VisibilityRule::kBand && (r.num_sinks < 0 || r.window < 1)) return cudaErrorInvalidValue;
@@ -82,7 +83,7 @@ size_t PrefillWorkspaceBytes() { return 256; }
 
 cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant) {
   if (args.num_rows == 0 || args.batch.num_sequences == 0) return cudaSuccess;
-  if (cudaError_t e = Check(args, false); e != cudaSuccess) return e;
+  if (cudaError_t e = Check(args, false, false); e != cudaSuccess) return e;
   if (args.num_rows < 0 || args.row_begin == nullptr || args.positions == nullptr) return cudaErrorInvalidValue;
   const bool lines = AnyHead(args.heads, args.rules, true, args.skip_heads);
   if (lines) {
@@ -95,7 +96,7 @@ cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Varia
 
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant) {
   if (args.batch.num_sequences == 0) return cudaSuccess;
-  if (cudaError_t e = Check(args, args.lists.tokens != nullptr); e != cudaSuccess) return e;
+  if (cudaError_t e = Check(args, true, args.lists.tokens != nullptr); e != cudaSuccess) return e;
   if (args.max_kv_len > kMaxDecodeKvLen || AnyHead(args.heads, args.rules, true)) return cudaErrorNotSupported;
   if (args.lists.tokens != nullptr && (args.lists.counts == nullptr || args.lists.stride < 1 || args.list_split < 0 ||
                                        args.list_split % kPageTokens != 0 || args.list_split > 2048)) {
@@ -111,6 +112,9 @@ cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant
     case Variant::kAuto:
       break;
   }
+  bool any = args.plans != nullptr;
+  for (int h = 0; h < args.heads.num_kv_heads; ++h) any |= args.rules.head[h].rule != VisibilityRule::kElsewhere;
+  if (!any) return cudaSuccess;
   const cudaError_t e = DecodeMma(args, stream);
   return e == cudaErrorNotSupported ? DecodeGeneric(args, stream) : e;
 }

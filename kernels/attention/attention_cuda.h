@@ -5,7 +5,7 @@
 // CUDA graph must replay with new values (page tables, lengths, row ranges, positions, lists) is read from device
 // memory.
 //
-// Rules served: kFull and kBand; kSelected in decode; kLines for prefill of one sequence, whose heads with lines run in
+// Rules served: kFull and kBand; kSelected and kElsewhere in decode; kLines for prefill of one sequence, whose heads with lines run in
 // a launch of their own, beside the other heads.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
@@ -50,7 +50,8 @@ struct HeadRules {
 // A rule in the form that kernels apply and that lies in device memory: position j is visible to a row at position p
 // iff j <= p and (j < sinks or j > p - window). A window of kFullWindow makes it kFull.
 inline constexpr int32_t kFullWindow = 1 << 30;
-inline constexpr int32_t kSelectedWindow = 0;  // kSelected: the stream sees its list in DecodeArgs::lists
+inline constexpr int32_t kSelectedWindow = 0;    // kSelected: the stream sees its list in DecodeArgs::lists
+inline constexpr int32_t kElsewhereWindow = -1;  // kElsewhere: the stream's results stay unchanged
 struct alignas(8) Band {
   int32_t sinks;
   int32_t window;

@@ -36,6 +36,7 @@ inline bool TensorCoreShape(const AttentionHeads& heads, const PagedBatch& batch
 
 __host__ __device__ inline Band BandOf(const HeadRule& r) {
   if (r.rule == VisibilityRule::kSelected) return Band{0, kSelectedWindow};
+  if (r.rule == VisibilityRule::kElsewhere) return Band{0, kElsewhereWindow};
   return r.rule == VisibilityRule::kBand ? Band{r.num_sinks, r.window < kFullWindow ? r.window : kFullWindow}
                                          : Band{0, kFullWindow};
 }

@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
   } else {
     position = p.batch.kv_len[sequence] - 1;
   }
+  const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
+  if (band.window == kElsewhereWindow) return;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + kv_head * p.batch.head_stride;
   const Q* q_row = static_cast<const Q*>(p.q) + row * p.q_row_stride + static_cast<int64_t>(head) * dim;
   for (int i = threadIdx.x; i < dim; i += 32 * kWarps) q[i] = ToF(q_row[i]) * p.sm_scale;
   __syncthreads();
-
-  const Band band = p.plans == nullptr ? BandOf(p.rules.head[kv_head]) : p.plans[p.plan_offset[sequence] + kv_head];
   const int32_t band_begin = max(position - band.window + 1, 0);
   // For a head with a list: entry i stands for position list[i]. Null: for itself.
   const int32_t* list = nullptr;

@@ -30,6 +30,8 @@ bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:  // made a list by its caller
       return std::binary_search(v.indices.begin(), v.indices.end(), j);
+    case VisibilityRule::kElsewhere:
+      return false;
     case VisibilityRule::kLines:
       return SeesLines(*v.lines, p, j);
   }
@@ -99,6 +101,7 @@ absl::Status DecodeAttention(const KernelContext&, const DecodeAttentionArgs& a)
     for (int64_t h = 0; h < a.shape.num_qo_heads; ++h) {
       const int64_t stream_index = i * a.shape.num_kv_heads + h / group;
       HeadStreamView stream = a.streams[stream_index];
+      if (stream.visibility.rule == VisibilityRule::kElsewhere) continue;
       if (stream.visibility.rule == VisibilityRule::kSelected) stream.visibility.indices = a.lists.of(stream_index);
       const int64_t at = i * a.shape.num_qo_heads + h;
       const double lse = Attend(a.shape, a.pool, stream, stream.kv_len - 1,

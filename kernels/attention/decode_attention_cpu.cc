@@ -239,7 +239,10 @@ absl::Status DecodeAttention(const KernelContext& ctx, const DecodeAttentionArgs
   ParallelTasks(ctx, static_cast<int64_t>(parts.size()), [&](int64_t i) { RunPart(call, i); });
   const std::vector<int64_t>& bounds = first;  // a worker's own thread_local is another one
   ParallelRows(ctx, static_cast<int64_t>(a.streams.size()), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) Merge(call, static_cast<int32_t>(s), bounds[s], bounds[s + 1]);
+    for (int64_t s = begin; s < end; ++s) {
+      if (call.a.streams[static_cast<size_t>(s)].visibility.rule == VisibilityRule::kElsewhere) continue;
+      Merge(call, static_cast<int32_t>(s), bounds[s], bounds[s + 1]);
+    }
   });
   return absl::OkStatus();
 }

@@ -102,6 +102,10 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   Attended x{.table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride,
              .kv_len = p.batch.kv_len[sequence]};
   const Band band = p.plans == nullptr ? BandOf(p.rules.head[head]) : p.plans[p.plan_offset[sequence] + head];
+  if (band.window == kElsewhereWindow) {
+    WaitForPrevious();
+    return;
+  }
   const bool selected = kLists && band.window == kSelectedWindow;
   if (selected)
     x.ReadList(p, int64_t{sequence} * p.num_kv_heads + head, slot_in_head,
@@ -203,7 +207,8 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   if (lists && entries <= kMaxTableEntries) p.table_entries = entries;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
     const bool selected = a.rules.head[h].rule == VisibilityRule::kSelected;
-    int32_t splits = selected ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    const bool elsewhere = a.rules.head[h].rule == VisibilityRule::kElsewhere;
+    int32_t splits = selected || elsewhere ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
     if (selected || (lists && a.plans != nullptr))
       splits = std::max(splits, MaxListSplits(std::min<int64_t>(a.lists.stride, a.max_kv_len), a.list_split));
     p.slot_begin[h + 1] = p.slot_begin[h] + splits;

@@ -225,7 +225,8 @@ int64_t PagesSeen(const HeadVisibility& v, int32_t position) {
     case VisibilityRule::kBand:
       return std::min<int64_t>(causal, (int64_t{v.num_sinks} + v.window) / kPageTokens + 2);
     case VisibilityRule::kList:
-    case VisibilityRule::kSelected:  // refused by the validation
+    case VisibilityRule::kSelected:  // refused by the validation, as the next one
+    case VisibilityRule::kElsewhere:
       return std::min<int64_t>(causal, static_cast<int64_t>(v.indices.size()));
     case VisibilityRule::kLines:
       return PagesSeen(*v.lines, position);

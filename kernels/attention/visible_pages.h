@@ -31,6 +31,8 @@ class VisiblePages {
       case VisibilityRule::kSelected:  // the caller has turned it into a list
         page = NextListed(page);
         break;
+      case VisibilityRule::kElsewhere:
+        return kNone;
       case VisibilityRule::kLines:
         page = NextTile(page, low, high);
         break;
@@ -50,6 +52,8 @@ class VisiblePages {
       case VisibilityRule::kList:
       case VisibilityRule::kSelected:
         return causal & Listed(base);
+      case VisibilityRule::kElsewhere:
+        return 0;
       case VisibilityRule::kLines:
         return Tiles(position)[page / 64] >> (page % 64) & 1 ? causal : 0;
     }

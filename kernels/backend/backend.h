@@ -49,6 +49,11 @@ class Backend : public LayerOperations,
   // Element type of activations between operations, for weights of the given type. The residual stream, and everything
   // added to it, is always f32.
   virtual DType activation_dtype(DType /*weights*/) const { return DType::kF32; }
+  // Whether SparseAttention is faster than SelectTokens and DecodeAttention for a model of this shape and type, with
+  // contexts of up to max_kv_len.
+  virtual bool PrefersPackedKeys(const AttentionShape& /*shape*/, DType /*weights*/, int64_t /*max_kv_len*/) const {
+    return false;
+  }
 
   virtual absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const = 0;
 

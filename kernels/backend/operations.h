@@ -24,6 +24,7 @@
 #include "kernels/selection/loopserve/select_lines.h"
 #include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/sparcas/select_tokens.h"
+#include "kernels/selection/sparcas/sparse_attention.h"
 #include "kernels/selection/sparsex/column_scores.h"
 #include "kernels/selection/sparsex/pool_scores.h"
 #include "kernels/selection/top_k.h"
@@ -63,6 +64,7 @@
   V(TopK, TopKArgs)                       \
   V(ListCandidates, ListCandidatesArgs)   \
   V(SelectTokens, SelectTokensArgs)       \
+  V(SparseAttention, SparseAttentionArgs) \
   V(TopTokens, TopTokensArgs)             \
   V(ChooseByQueryWindow, QueryWindowArgs) \
   V(PageBoundScores, PageBoundScoresArgs) \

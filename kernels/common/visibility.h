@@ -16,6 +16,8 @@ enum class VisibilityRule : uint8_t {
   // Decode only: positions in the stream's entry of the call's lists (TokenLists), and <= pos. Use kSelected for lists
   // that only the device knows, kList for lists that the caller has.
   kSelected,
+  // Decode only: another operation attends for the stream (SparseAttention). Its output and lse stay unchanged.
+  kElsewhere,
 };
 
 // Slash and vertical lines in the form that attention walks (LoopServe 3.2, MInference: docs/methods/loopserve.md and

@@ -14,7 +14,9 @@
 #include "kernels/cuda/cuda_bench_util.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
 #include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/packed_keys.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
+#include "kernels/selection/sparcas/sparse_attention_cuda.h"
 #include "kernels/selection/sparsex/column_scores_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
@@ -216,12 +218,22 @@ void Top(int n, int k, const char* data) {
   CHECK_CUDA(cudaFree(out));
 }
 
+// The first four keys of each stream, of the pages that `tables` names, become larger.
+__global__ void EnlargeSinks(__nv_bfloat16* pool, const int32_t* tables, int pages, float factor) {
+  __nv_bfloat16* page = pool + int64_t{tables[int64_t{blockIdx.x} * pages]} * 2 * kPageTokens * blockDim.x;
+  for (int row = 0; row < 4; ++row) {
+    __nv_bfloat16& x = page[row * blockDim.x + threadIdx.x];
+    x = __float2bfloat16(__bfloat162float(x) * factor);
+  }
+}
+
 // ---- Decode steps over chosen tokens --------------------------------------------------------------------------------
 struct SparseCase {
   const char* name;
   int batch, kv_len, layers;
   int qo_heads = 32, kv_heads = 8, budget = 2048;
   float key_scale = 1;  // 1/64: all weights are nearly equal
+  bool sinks = false;   // the first four keys have nearly all of the weight
 };
 
 constexpr SelectForm kForms[] = {{8, 512, 2}, {4, 512, 2}, {2, 512, 2}};
@@ -243,6 +255,7 @@ class SparseSetup {
     FillNormal<<<2048, 256>>>(memory, elements, 1, c.key_scale);
     pool_ = {reinterpret_cast<std::byte*>(memory), DType::kBF16, kDim, num_pages};
     const int32_t* tables = Keep(Upload(ids));
+    if (c.sinks) EnlargeSinks<<<c.layers * streams_, 128>>>(memory, tables, pages, 12 / c.key_scale);
     std::vector<int64_t> table_offset(c.batch);
     std::vector<int32_t> kv_len(c.batch, c.kv_len);
     std::vector<StagedSequence> sequences(c.batch);
@@ -262,6 +275,10 @@ class SparseSetup {
     first_ = steps(kSelects | kRefresh | StagedStep::kFirst, 0);
     refresh_ = steps(kSelects | kRefresh | StagedStep::kParity, c.kv_len - 1);
     plain_ = steps(kSelects | StagedStep::kParity, c.kv_len - 1);
+    auto* packed_dims = Keep(Alloc<int32_t>(int64_t{c.layers} * streams_ * 2 * kPackedDims));
+    for (int s = 0; s < c.batch; ++s)
+      sequences[s].dims = packed_dims + int64_t{s} * c.layers * c.kv_heads * 2 * kPackedDims;
+    const StagedSequence* staged_packed = Keep(Upload(sequences));
     const int64_t width = int64_t{c.qo_heads} * kDim;
     const AttentionHeads heads{c.qo_heads, c.kv_heads, kDim, 1.0f / std::sqrt(static_cast<float>(kDim))};
     const size_t workspace_bytes = DecodeWorkspaceBytes(heads, c.batch, c.kv_len, c.budget);
@@ -312,6 +329,18 @@ class SparseSetup {
       for (int h = 0; h < c.kv_heads; ++h) d.rules.head[h].rule = VisibilityRule::kSelected;
       d.lists = a.lists;
       attend_.push_back(d);
+      SparseArgs packed{.heads = heads,
+                        .batch = a.batch,
+                        .selection = a.selection,
+                        .dims_offset = int64_t{layer} * c.kv_heads * 2 * kPackedDims,
+                        .max_kv_len = c.kv_len,
+                        .q = q,
+                        .q_row_stride = width,
+                        .out = out,
+                        .lists = a.lists,
+                        .early = true};
+      packed.selection.sequences = staged_packed;
+      packed_.push_back(packed);
     }
     CHECK_CUDA(cudaStreamCreate(&stream_));
     for (SelectArgs a : select_) {
@@ -350,6 +379,14 @@ class SparseSetup {
     a.list_split = list_split;
     CHECK_CUDA(DecodeAttention(a, stream_));
   }
+  // Choice and attention in one, by packed keys. The first time before anything else of it.
+  void Packed(int layer, SparseForm form = {}) { CHECK_CUDA(SparseAttention(packed_[layer], stream_, form)); }
+  void PackedStep(int layer, bool first) {
+    SparseArgs a = packed_[layer];
+    a.selection.steps = first ? first_ : refresh_;
+    CHECK_CUDA(SparseAttention(a, stream_));
+  }
+  double PackedBytes() const { return 17.0 * streams_ * c_.kv_len; }
   void Dense(int layer) { CHECK_CUDA(DecodeAttention(dense_[layer], stream_)); }
   // Quest: its bounds take as many pages as compact keys of 16 dimensions.
   void Bounds(int layer) {
@@ -400,6 +437,7 @@ class SparseSetup {
   float* scratch_ = nullptr;
   std::vector<SelectArgs> select_;
   std::vector<DecodeArgs> attend_, dense_;
+  std::vector<SparseArgs> packed_;
   std::vector<void*> kept_;
 };
 
@@ -446,6 +484,15 @@ void Sparse(const SparseCase& c, double rate, bool forms) {
     s.Top(l);
     s.Attend(l);
   });
+  for (int l = 0; l < c.layers; ++l) s.PackedStep(l, true);
+  const double packed = s.LayerUs([&](int l) { s.Packed(l); });
+  const double packed_refresh = s.LayerUs([&](int l) { s.PackedStep(l, false); });
+  std::printf("  packed: choice and attention %7.2f us (floor %6.2f), refresh %7.2f us; %5.2f x of dense;", packed,
+              (s.PackedBytes() + s.AttendBytes()) / rate * 1e6, packed_refresh, dense / packed);
+  for (const SparseForm form : {SparseForm{2, 512}, SparseForm{4, 512}, SparseForm{8, 512}})
+    std::printf(" %d x %d %7.2f us;", form.cluster, form.threads, s.LayerUs([&](int l) { s.Packed(l, form); }));
+  std::printf("\n");
+  std::fflush(stdout);
   std::printf("  quest: bounds %7.2f + top %6.2f us, with attention %7.2f us\n", bounds, top, quest);
   std::fflush(stdout);
 }
@@ -480,6 +527,9 @@ int Main(int argc, char** argv) {
                                 {"B32 32K", 32, 32768, 2},
                                 {"B1 32K MHA", 1, 32768, 4, 32, 32},
                                 {"B1 32K Tb512", 1, 32768, 12, 32, 8, 512},
+                                {"B1 32K sinks", 1, 32768, 12, 32, 8, 2048, 0.25f, true},
+                                {"B8 32K sinks", 8, 32768, 3, 32, 8, 2048, 0.25f, true},
+                                {"B8 4.1K", 8, 4200, 12},
                                 {"B1 32K equal", 1, 32768, 12, 32, 8, 2048, 1.0f / 64},
                                 {"B8 32K equal", 8, 32768, 3, 32, 8, 2048, 1.0f / 64}};
     for (const SparseCase& c : cases) {

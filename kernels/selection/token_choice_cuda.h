@@ -100,6 +100,18 @@ struct TokenChoice {
     atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
+  // The same in two halves, for keys that may nearly all be in the last bin: counts the key unless it belongs there,
+  // and returns 1 if it does. CountLast is called by all threads of a warp with the sum over its lanes.
+  static __device__ __forceinline__ uint32_t CountButLast(Smem& s, const ChoiceBins& bins, uint32_t key) {
+    const uint32_t bin = bins(key);
+    if (bin == ChoiceBins::kLast) return 1;
+    atomicAdd(&s.counts[0].fine[bin], 1u);
+    return 0;
+  }
+  static __device__ __forceinline__ void CountLast(Smem& s, uint32_t of_warp) {
+    if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(&s.counts[0].fine[ChoiceBins::kLast], of_warp);
+  }
+
   // Chooses k items of the cluster; calls emit(i, place), place in [0, k), for the chosen items i of this block. key(i)
   // is the key of item i of this block's [0, num_items). masks(tile) gives four words, 16-byte aligned, for the
   // marks of items [64 tile, 64 tile + 64); they may overlay those items' keys. first is the index of item 0 in the
@@ -158,21 +170,18 @@ struct TokenChoice {
 
     uint32_t num_above = 0, num_equal = 0;  // this warp's items above the cutoff's bin, and in it
     for_each_tile([&](int tile, const uint32_t(&x)[2]) {
-      const int i = tile * kTile + lane;
-      uint32_t above[2], equal[2];
+      const Marks marks = Mark(x, lowest, highest, num_items - tile * kTile);
+      num_above += __popc(marks.above[0]) + __popc(marks.above[1]);
+      num_equal += __popc(marks.equal[0]) + __popc(marks.equal[1]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const bool is_equal = x[n] >= lowest && x[n] <= highest && i + 32 * n < num_items;
-        above[n] = __ballot_sync(0xffffffffu, x[n] > highest);
-        equal[n] = __ballot_sync(0xffffffffu, is_equal);
-        num_above += __popc(above[n]);
-        num_equal += __popc(equal[n]);
-        if (ranked && is_equal)  // in any order
+        if (ranked && marks.equal[n] >> lane & 1)  // in any order
           s.candidates[cut.start + atomicAdd(&s.num_mine, 1u)] =
-              static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(i + 32 * n));
+              static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(tile * kTile + 32 * n + lane));
       }
       __syncwarp();  // the keys that may lie there have been read
-      if (lane == 0) *reinterpret_cast<uint4*>(masks(tile)) = uint4{above[0], above[1], equal[0], equal[1]};
+      if (lane == 0)
+        *reinterpret_cast<uint4*>(masks(tile)) = uint4{marks.above[0], marks.above[1], marks.equal[0], marks.equal[1]};
     });
     if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
     __syncthreads();
@@ -226,6 +235,27 @@ struct TokenChoice {
   }
 
  private:
+  // Bits of a tile's items.
+  struct Marks {
+    uint32_t above[2], equal[2];  // larger than `highest`; in [lowest, highest]
+  };
+  // x: the keys of this lane's two items; num_items: of the tile and behind it.
+  static __device__ __forceinline__ Marks Mark(const uint32_t (&x)[2], uint32_t lowest, uint32_t highest,
+                                               int num_items) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    Marks marks{};
+    bool is_equal[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      is_equal[n] = x[n] >= lowest && x[n] <= highest && lane + 32 * n < num_items;
+      marks.above[n] = __ballot_sync(0xffffffffu, x[n] > highest);
+    }
+    if (!__any_sync(0xffffffffu, is_equal[0] || is_equal[1])) return marks;  // as in most tiles
+#pragma unroll
+    for (int n = 0; n < 2; ++n) marks.equal[n] = __ballot_sync(0xffffffffu, is_equal[n]);
+    return marks;
+  }
+
   static __device__ __forceinline__ void ClearCounts(typename Smem::Counts& counts) {
     for (int i = threadIdx.x; i < kChoiceBins / 4; i += kThreads) reinterpret_cast<uint4*>(counts.fine)[i] = uint4{};
   }

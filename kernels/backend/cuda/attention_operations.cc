@@ -128,7 +128,7 @@ absl::Status TakeRules(std::span<const HeadStreamView> heads, bool first, bool h
       v = {};
     }
     if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kLines &&
-        !(v.rule == VisibilityRule::kSelected && has_lists))
+        v.rule != VisibilityRule::kElsewhere && !(v.rule == VisibilityRule::kSelected && has_lists))
       return absl::UnimplementedError("cuda: attention over token lists");
     const HeadRule rule{v.rule, v.num_sinks, v.window};
     HeadRule& known = rules.head[h];

@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
   std::string description() const override;
   bool host_memory() const override { return false; }
   DType activation_dtype(DType weights) const override { return PlainType(weights); }
+  bool PrefersPackedKeys(const AttentionShape& shape, DType weights, int64_t max_kv_len) const override;
 
   absl::StatusOr<std::unique_ptr<Session>> NewSession(const SessionOptions& options) const override;
   absl::StatusOr<DeviceMemory> Memory() const override;

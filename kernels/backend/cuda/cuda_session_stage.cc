@@ -136,7 +136,8 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
       return absl::InvalidArgumentError(
           absl::StrCat("cuda: a plan for ", sequence.plan.size(), " head streams, the session has ", plan_size));
     for (const HeadVisibility& v : sequence.plan) {
-      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kSelected)
+      if (v.rule != VisibilityRule::kFull && v.rule != VisibilityRule::kBand && v.rule != VisibilityRule::kSelected &&
+          v.rule != VisibilityRule::kElsewhere)
         return absl::UnimplementedError("cuda: attention over blocks or token lists");
     }
     missing.push_back(&sequence);
@@ -149,9 +150,10 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
     const int32_t index = slot_of_.at(sequence->kv_id);
     for (size_t i = 0; i < plan_size; ++i) {
       const HeadVisibility& v = sequence->plan[i];
-      to[i] = v.rule == VisibilityRule::kBand       ? Band{v.num_sinks, std::min(v.window, kFullWindow)}
-              : v.rule == VisibilityRule::kSelected ? Band{0, kSelectedWindow}
-                                                    : Band{0, kFullWindow};
+      to[i] = v.rule == VisibilityRule::kBand        ? Band{v.num_sinks, std::min(v.window, kFullWindow)}
+              : v.rule == VisibilityRule::kSelected  ? Band{0, kSelectedWindow}
+              : v.rule == VisibilityRule::kElsewhere ? Band{0, kElsewhereWindow}
+                                                     : Band{0, kFullWindow};
     }
     SPLICE_CUDA_RETURN_IF_ERROR(
         cudaMemcpyAsync(static_cast<Band*>(plans_->data()) + static_cast<size_t>(index) * plan_size, to,

@@ -6,12 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/backend/cuda/cuda_backend.h"
 #include "kernels/backend/cuda/staged_batch.h"
+#include "kernels/cuda/cuda_device_info.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/selection/candidates_cuda.h"
 #include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/loopserve/select_lines_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
+#include "kernels/selection/sparcas/packed_keys.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
+#include "kernels/selection/sparcas/sparse_attention_cuda.h"
 #include "kernels/selection/sparsex/column_scores_cuda.h"
 #include "kernels/selection/sparsex/pool_scores_cuda.h"
 #include "kernels/selection/top_k_cuda.h"
@@ -134,6 +137,35 @@ absl::Status CudaBackend::SelectTokens(const KernelContext& ctx, const SelectTok
   args.scratch = static_cast<float*>(*scratch);
   args.early = b.num_rows == b.num_sequences;  // as in DecodeAttention
   return ToStatus(cuda::SelectTokens(args, session.stream()), "SelectTokens");
+}
+
+bool CudaBackend::PrefersPackedKeys(const AttentionShape& shape, DType weights, int64_t max_kv_len) const {
+  const DType type = PlainType(weights);
+  int capability = 0, num_sms = 0;
+  return DeviceInfo(&capability, &num_sms) == cudaSuccess &&
+         ServesSparseAttention(capability, Heads(shape), type, type, max_kv_len);
+}
+
+absl::Status CudaBackend::SparseAttention(const KernelContext& ctx, const SparseAttentionArgs& a) const {
+  if (absl::Status s = ValidateSparseAttention(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  const DeviceBatch& b = session.batch();
+  if (absl::Status s = NeedSelection(b, "SparseAttention", a.q.data, a.lists.tokens, a.lists.counts); !s.ok()) return s;
+  const SparseArgs args{.heads = Heads(a.shape),
+                        .batch = Batch(b, a.pool, a.layer),
+                        .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+                        .dims_offset = int64_t{a.layer} * a.shape.num_kv_heads * 2 * kPackedDims,
+                        .max_kv_len = b.max_kv_len,
+                        .dtype = a.q.dtype,
+                        .q = a.q.data,
+                        .q_row_stride = a.q_row_stride,
+                        .out = a.out.data,
+                        .lse = a.lse,
+                        .lists = a.lists,
+                        .weights = a.weights,
+                        .weights_stride = a.weights_stride,
+                        .early = b.num_rows == b.num_sequences};  // as in DecodeAttention
+  return ToStatus(cuda::SparseAttention(args, session.stream()), "SparseAttention");
 }
 
 absl::Status CudaBackend::TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const {

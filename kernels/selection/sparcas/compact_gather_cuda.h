@@ -8,8 +8,8 @@
 namespace spl::kernels::cuda::select_tokens {
 
 // Step (a): smem.dims and smem.changed. All threads; q of this KV head's group.
-template <int kThreads, typename SmemT, typename Q>
-__device__ __forceinline__ void ChooseDims(SmemT& s, const Params& p, const Q* q, const int32_t* before, bool first) {
+template <int kThreads, typename SmemT, typename ParamsT, typename Q>
+__device__ __forceinline__ void ChooseDims(SmemT& s, const ParamsT& p, const Q* q, const int32_t* before, bool first) {
   const int t = threadIdx.x, lane = t % 32;
   float size = 0;
   if (t < p.head_dim) {

@@ -95,10 +95,10 @@ struct Part {
   int32_t first_unit, end_unit, first_tile, end_tile;
   int32_t begin, end;  // positions
 
-  __device__ __forceinline__ Part(int32_t length, int rank, int num_blocks) {
+  __device__ __forceinline__ Part(int32_t length, int rank, int num_blocks, int most_units = kUnits) {
     kv_len = length;
     num_tiles = (kv_len + kTile - 1) / kTile;
-    unit_tiles = (num_tiles + kUnits - 1) / kUnits;
+    unit_tiles = max((num_tiles + most_units - 1) / most_units, 1);
     num_units = (num_tiles + unit_tiles - 1) / unit_tiles;
     first_unit = rank * num_units / num_blocks;
     end_unit = (rank + 1) * num_units / num_blocks;

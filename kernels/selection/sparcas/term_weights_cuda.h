@@ -45,23 +45,23 @@ __device__ __forceinline__ void ShareUnits(const Params& p, const Part& part, co
 }
 
 // heads: maximum of each query head's scores and 1 / sum of its exponentials, from the units. All threads.
-template <int kThreads>
-__device__ __forceinline__ void AddUnits(const Params& p, const Part& part, const float2* units, float2* heads) {
+template <int kThreads, int kMostUnits = kUnits, typename ParamsT>
+__device__ __forceinline__ void AddUnits(const ParamsT& p, const Part& part, const float2* units, float2* heads) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   for (int h = warp; h < p.group; h += kThreads / 32) {
     float max = -INFINITY, sum = 0;
-    float2 mine[kUnits / 32];
+    float2 mine[kMostUnits / 32];
 #pragma unroll
-    for (int i = 0; i < kUnits / 32; ++i) {
+    for (int i = 0; i < kMostUnits / 32; ++i) {
       const int unit = 32 * i + lane;
-      mine[i] = unit < part.num_units ? units[h * kUnits + unit] : float2{-INFINITY, 0};
+      mine[i] = unit < part.num_units ? units[h * kMostUnits + unit] : float2{-INFINITY, 0};
       max = fmaxf(max, mine[i].x);
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
     if (max > -INFINITY) {
 #pragma unroll
-      for (int i = 0; i < kUnits / 32; ++i) sum += mine[i].y * Exp2(mine[i].x - max);
+      for (int i = 0; i < kMostUnits / 32; ++i) sum += mine[i].y * Exp2(mine[i].x - max);
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);

@@ -46,6 +46,7 @@ inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, i
     case VisibilityRule::kList:
     case VisibilityRule::kSelected:
       return std::binary_search(indices.begin(), indices.end(), j);
+    case VisibilityRule::kElsewhere:
     case VisibilityRule::kLines:
       return false;  // tests of lines have their own
   }

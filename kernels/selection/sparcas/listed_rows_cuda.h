@@ -1,0 +1,230 @@
+// Attention over rows of K and V that a cluster has dealt among its warps, for all query heads of a KV head. Included
+// by .cu files only.
+//
+// The list is cut into kParts parts whatever the size of the cluster: a part is a warp's running softmax, and the parts
+// are added up in one binary tree. Exponentials count from maxima that are rounded up to whole powers of two, so that
+// changing from one to the other is exact, and the bits do not follow from how blocks divide the parts. Outputs are
+// divided by the sum of the rounded weights that the products take: the largest weight is not 1 here, and its rounding
+// would not cancel.
+//
+// Rows go from memory straight to the registers of mma m16n8k16, whose rows and dimensions may be any as long as its
+// results are taken to be theirs: a lane reads 16 bytes of a key at a time, and 16 bytes of four values whose halves it
+// pairs.
+#pragma once
+
+#include "kernels/common/kv_pool.h"
+#include "kernels/cuda/cuda_cluster.h"
+#include "kernels/cuda/cuda_ptx.h"
+
+namespace spl::kernels::cuda::listed_rows {
+
+inline constexpr int kParts = 128;
+inline constexpr int kRowsAtOnce = 16;
+inline constexpr float kNothing = -1e30f;  // maximum of a part without rows; finite, so that differences are
+
+// Entries of a part; `count` entries in all.
+__host__ __device__ constexpr int PartEntries(int count) {
+  return (count + kParts * kRowsAtOnce - 1) / (kParts * kRowsAtOnce) * kRowsAtOnce;
+}
+
+// Bytes of a block's results. kHeads: rows for query heads.
+template <int kBlocks, int kHeads, int kDim>
+struct Results {
+  static constexpr int kNumHeads = kHeads, kOwn = kParts / kBlocks;  // parts of a block
+  static constexpr int kStride = kDim + 8;                           // floats; keeps the four lanes of a quad apart
+  float out[kOwn][kHeads][kStride];                                  // one for each part
+  float2 max_sum[kOwn][kHeads];                                      // maximum, rounded up, and sum of rounded weights
+  float exact[kOwn][kHeads];                                         // sum of weights
+};
+// The same of each block of the cluster, told by it. Must lie where the block keeps nothing else: others are faster.
+template <int kBlocks, int kHeads, int kDim>
+struct TheirResults {
+  float2 of_block[kBlocks][kHeads];
+  float exact[kBlocks][kHeads];
+  float share[kBlocks][kHeads * kDim / kBlocks];  // every block's sums of the elements that this block writes
+};
+
+// A warp's softmax over one part.
+template <int kDim>
+class PartSoftmax {
+ public:
+  __device__ __forceinline__ PartSoftmax(float scale)
+      : scale_(scale), g_(static_cast<int>(threadIdx.x) % 32 / 4), c_(static_cast<int>(threadIdx.x) % 4) {}
+
+  // q [group, kDim] bf16.
+  __device__ __forceinline__ void TakeQueries(const __nv_bfloat16* q, int group) {
+    const bool exists = g_ < group;
+    const auto* row = reinterpret_cast<const uint4*>(q + (exists ? g_ : 0) * kDim);
+#pragma unroll
+    for (int u = 0; u < kDim / 32; ++u) {
+      const uint4 x = row[4 * u + c_];
+      q_[2 * u][0] = exists ? x.x : 0, q_[2 * u][1] = exists ? x.y : 0;
+      q_[2 * u + 1][0] = exists ? x.z : 0, q_[2 * u + 1][1] = exists ? x.w : 0;
+    }
+  }
+
+  __device__ __forceinline__ void Clear() {
+    max_[0] = max_[1] = kNothing;
+    sum_[0] = sum_[1] = exact_[0] = exact_[1] = 0;
+#pragma unroll
+    for (int t = 0; t < kDim / 16; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[t][i] = 0;
+    }
+  }
+
+  // Up to 16 rows: rows[i] counts rows of kDim elements from `pool`; V lies 64 rows behind K. count is at least 1.
+  __device__ __forceinline__ void Add(const std::byte* pool, const int32_t* rows, int count) {
+    const auto at = [&](int i) {
+      return reinterpret_cast<const uint4*>(pool + int64_t{rows[min(i, count - 1)]} * (2 * kDim));
+    };
+    uint4 k[2][kDim / 32];
+    {
+      const uint4 *first = at(g_), *second = at(g_ + 8);
+#pragma unroll
+      for (int u = 0; u < kDim / 32; ++u) {
+        k[0][u] = __ldcg(first + 4 * u + c_);
+        k[1][u] = __ldcg(second + 4 * u + c_);
+      }
+    }
+    float s[2][4] = {};  // two chains of products
+#pragma unroll
+    for (int u = 0; u < kDim / 32; ++u) {
+      const uint32_t a[4] = {k[0][u].x, k[1][u].x, k[0][u].y, k[1][u].y};
+      const uint32_t b[4] = {k[0][u].z, k[1][u].z, k[0][u].w, k[1][u].w};
+      Mma16816(s[0], a, q_[2 * u][0], q_[2 * u][1]);
+      Mma16816(s[1], b, q_[2 * u + 1][0], q_[2 * u + 1][1]);
+    }
+    constexpr int64_t kValues = int64_t{kPageTokens} * kDim / 8;  // 16-byte pieces from K to V
+    uint4 v[4][kDim / 64];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4* row = at(2 * c_ + (i & 1) + (i & 2) * 4) + kValues;
+#pragma unroll
+      for (int u = 0; u < kDim / 64; ++u) v[i][u] = __ldcg(row + 8 * u + g_);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] += s[1][i];
+    Weigh(0, s[0][0], s[0][2], count);
+    Weigh(1, s[0][1], s[0][3], count);
+    const uint32_t first = PackBf16(s[0][0], s[0][1]), second = PackBf16(s[0][2], s[0][3]);
+    sum_[0] += __uint_as_float(first << 16) + __uint_as_float(second << 16);  // this lane's rows only
+    sum_[1] += __uint_as_float(first & 0xffff0000u) + __uint_as_float(second & 0xffff0000u);
+    const uint32_t w0 = TransposeMatrix(first), w1 = TransposeMatrix(second);
+#pragma unroll
+    for (int t = 0; t < kDim / 16; ++t) {
+      const auto word = [&](int i) {
+        const uint4& x = v[i][t / 4];
+        return t % 4 == 0 ? x.x : t % 4 == 1 ? x.y : t % 4 == 2 ? x.z : x.w;
+      };
+      const uint32_t a[4] = {__byte_perm(word(0), word(1), 0x5410), __byte_perm(word(0), word(1), 0x7632),
+                             __byte_perm(word(2), word(3), 0x5410), __byte_perm(word(2), word(3), 0x7632)};
+      Mma16816(o_[t], a, w0, w1);
+    }
+  }
+
+  template <typename ResultsT>
+  __device__ __forceinline__ void Store(ResultsT& r, int part) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = OverRows(sum_[h]), exact = OverRows(exact_[h]);
+      const int head = 2 * c_ + h;
+      if (head >= ResultsT::kNumHeads) continue;
+      if (g_ == 0) r.max_sum[part][head] = float2{max_[h], sum}, r.exact[part][head] = exact;
+#pragma unroll
+      for (int t = 0; t < kDim / 16; ++t)
+        *reinterpret_cast<float2*>(&r.out[part][head][64 * (t / 4) + 8 * g_ + 2 * (t % 4)]) =
+            float2{o_[t][h], o_[t][2 + h]};
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ float OverRows(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 4);
+    x += __shfl_xor_sync(0xffffffffu, x, 8);
+    return x + __shfl_xor_sync(0xffffffffu, x, 16);
+  }
+  // Scores of one query head become weights; what was added up before shrinks to the new maximum.
+  __device__ __forceinline__ void Weigh(int h, float& s0, float& s1, int count) {
+    s0 = g_ < count ? s0 * scale_ : -INFINITY;
+    s1 = g_ + 8 < count ? s1 * scale_ : -INFINITY;
+    float max = fmaxf(s0, s1);
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 4));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 8));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 16));
+    max = fmaxf(ceilf(max), max_[h]);
+    if (max != max_[h]) {
+      const float shrink = Exp2(max_[h] - max);
+      max_[h] = max;
+      sum_[h] *= shrink;
+      exact_[h] *= shrink;
+#pragma unroll
+      for (int t = 0; t < kDim / 16; ++t) {
+        o_[t][h] *= shrink;
+        o_[t][2 + h] *= shrink;
+      }
+    }
+    s0 = Exp2(s0 - max);
+    s1 = Exp2(s1 - max);
+    exact_[h] += s0 + s1;
+  }
+
+  const float scale_;  // sm_scale · log2(e)
+  const int g_, c_;
+  uint32_t q_[kDim / 16][2];
+  float o_[kDim / 16][4];  // rows: two dimensions of a lane's 16 bytes; columns: heads 2 c, 2 c + 1
+  float max_[2], sum_[2], exact_[2];
+};
+
+// Sum of f(0) .. f(n - 1) in a binary tree; n is a power of two.
+template <int n, typename F>
+__device__ __forceinline__ auto TreeSum(const F& f, int first = 0) {
+  if constexpr (n == 1) {
+    return f(first);
+  } else {
+    return TreeSum<n / 2>(f, first) + TreeSum<n / 2>(f, first + n / 2);
+  }
+}
+
+// Adds up all parts of the cluster, of which each block has stored its own: write(head, dim, value, lse) for this
+// block's share of the elements; lse in powers of two. Called by all threads behind a barrier of the block. A block may
+// end when it returns.
+template <int kBlocks, int kHeads, int kDim, int kThreads, typename Write>
+__device__ __forceinline__ void AddParts(const Results<kBlocks, kHeads, kDim>& r,
+                                         TheirResults<kBlocks, kHeads, kDim>& theirs, int rank, int group,
+                                         const Write& write) {
+  using C = Cluster<kBlocks>;
+  constexpr int kOwn = kParts / kBlocks, kShare = kHeads * kDim / kBlocks;
+  const int t = static_cast<int>(threadIdx.x);
+  for (int e = t; e < kHeads * kDim; e += kThreads) {
+    const int head = e / kDim, dim = e % kDim;
+    if (head >= group) break;
+    float max = kNothing;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) max = fmaxf(max, r.max_sum[i][head].x);
+    const float x = TreeSum<kOwn>([&](int i) { return r.out[i][head][dim] * Exp2(r.max_sum[i][head].x - max); });
+    C::Store(reinterpret_cast<uint32_t*>(&theirs.share[rank][e % kShare]), e / kShare, __float_as_uint(x));
+    if (dim < kBlocks) {
+      const float sum = TreeSum<kOwn>([&](int i) { return r.max_sum[i][head].y * Exp2(r.max_sum[i][head].x - max); });
+      const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
+      C::Store(reinterpret_cast<uint64_t*>(&theirs.of_block[rank][head]), dim, both);
+      const float exact = TreeSum<kOwn>([&](int i) { return r.exact[i][head] * Exp2(r.max_sum[i][head].x - max); });
+      C::Store(reinterpret_cast<uint32_t*>(&theirs.exact[rank][head]), dim, __float_as_uint(exact));
+    }
+  }
+  C::Sync();
+  for (int e = t; e < kShare; e += kThreads) {
+    const int head = (rank * kShare + e) / kDim, dim = (rank * kShare + e) % kDim;
+    if (head >= group) break;
+    float max = kNothing;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) max = fmaxf(max, theirs.of_block[b][head].x);
+    const auto shrink = [&](int b) { return Exp2(theirs.of_block[b][head].x - max); };
+    const float x = TreeSum<kBlocks>([&](int b) { return theirs.share[b][e] * shrink(b); });
+    const float sum = TreeSum<kBlocks>([&](int b) { return theirs.of_block[b][head].y * shrink(b); });
+    const float exact = TreeSum<kBlocks>([&](int b) { return theirs.exact[b][head] * shrink(b); });
+    write(head, dim, sum > 0 ? x / sum : 0.0f, exact > 0 ? max + log2f(exact) : -INFINITY);
+  }
+}
+
+}  // namespace spl::kernels::cuda::listed_rows

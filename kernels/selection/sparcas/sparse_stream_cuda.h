@@ -1,0 +1,335 @@
+// A stream's step of sparse_attention_cuda.cu: scores, choice, dealing, attention.
+#pragma once
+
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/selection/sparcas/sparse_block_cuda.h"
+#include "kernels/selection/sparcas/term_weights_cuda.h"
+
+namespace spl::kernels::cuda::sparse_attention {
+
+// A lane's sum of the exponentials of a head's scores, counted from `base`.
+struct RunningSum {
+  float base = kLowest, sum = 0;
+};
+
+// A stream's step, as a block of its cluster sees it.
+template <int kBlocks, int kThreads, bool kWide, int kDim>
+class StreamStep {
+ public:
+  using C = Cluster<kBlocks>;
+  using Choice = TokenChoice<kBlocks, kThreads>;
+  static constexpr int kHeads = kWide ? 8 : 4, kWarps = kThreads / 32;
+  using SmemT = Smem<kBlocks, kThreads, kHeads, kDim>;
+  using Products = packed_keys::Products<kWide>;
+  using Cursor = TileCursor<kWarps>;
+  using Results = listed_rows::Results<kBlocks, kHeads, kDim>;
+
+  __device__ __forceinline__ StreamStep(const Params& p, int sequence, int head, int rank, char* raw)
+      : p_(p),
+        staged_(p.selection.sequences[sequence]),
+        s_(*reinterpret_cast<SmemT*>(raw)),
+        sequence_(sequence),
+        stream_(sequence * p.num_kv_heads + head),
+        rank_(rank),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        kv_len_(p.batch.kv_len[sequence]),
+        budget_(min(staged_.budget, static_cast<int32_t>(p.list_stride))),
+        choosable_(max(kv_len_ - staged_.recent, 0)),
+        part_(choosable_, rank, kBlocks, kUnits),
+        pages_(p.selection.CompactPages(sequence, head)),
+        table_(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
+        q_(p.q + sequence * p.q_row_stride + int64_t{head} * p.group * kDim),
+        rows_(reinterpret_cast<int32_t*>(raw + sizeof(SmemT))),
+        own_pages_(rows_ + p.block_entries),
+        listed_(reinterpret_cast<uint2*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
+        max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint2)),
+        ring_(reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
+        keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
+                                          kWarps * packed_keys::TileRing::Bytes(p.stages))) {}
+
+  __device__ __forceinline__ void Run() {
+    Choice::Clear(s_.choice);
+    const int32_t count = min(kv_len_, budget_), entries = BlockEntries(count);
+    const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
+    if (threadIdx.x == 0) s_.num_listed = 0;
+    C::Arrive();  // waited for before the first write to another block, which must have started
+    for (int i = threadIdx.x; i < part_.end_tile - part_.first_tile; i += kThreads)
+      own_pages_[i] = table_[part_.first_tile + i];
+    // Everything, or the end, is in the list without a choice.
+    const int32_t known = kv_len_ <= budget_ ? 0 : choosable_, num_chosen = count - (kv_len_ - known);
+    BringKeys(num_chosen > 0);
+    for (int32_t j = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x); j < kv_len_; j += kBlocks * kThreads)
+      Deal(j, table_[j / kTile], num_chosen + (j - known), entries);
+    if (rank_ == 0 && threadIdx.x == 0) p_.counts[stream_] = count;
+    if (num_chosen > 0) {
+      const Cursor end = Score();
+      const ChoiceBins bins = WeightBins(static_cast<float>(p_.group), num_chosen);
+      Weigh(bins, end);
+      Choice::Choose(
+          s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
+          static_cast<uint32_t>(num_chosen), bins, [&](int i) { return keys_[i]; },
+          [&](int tile) { return keys_ + tile * kTile; },
+          [&](int i, int place) {
+            // Noted first, for a lane may have many and others none.
+            const uint32_t at = atomicAdd(&s_.num_listed, 1u);
+            if (at < max_listed_) {
+              listed_[at] = uint2{static_cast<uint32_t>(i), static_cast<uint32_t>(place)};
+            } else {
+              Deal(part_.begin + i, own_pages_[i / kTile], place, entries);
+            }
+          });
+      __syncthreads();
+      for (uint32_t n = threadIdx.x; n < min(s_.num_listed, max_listed_); n += kThreads) {
+        const auto i = static_cast<int32_t>(listed_[n].x);
+        Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(listed_[n].y), entries);
+      }
+    }
+    C::Sync();  // the rows have been dealt, and nobody reads the noted positions or the keys: results take their place
+    Attend(listed_rows::PartEntries(count), here);
+  }
+
+ private:
+  __device__ __forceinline__ void LoadFirst() {
+    Cursor at(part_, warp_);
+    for (int i = 0; i < ring_.stages() && at.valid(); ++i, at.Advance())
+      ring_.Load(PackedTile<kDim>(p_, pages_, at.tile));
+  }
+  // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
+  // kernel done, and all blocks of the cluster running.
+  __device__ __forceinline__ void BringKeys(bool scored) {
+    const StagedStep step = p_.selection.steps[sequence_];
+    const int parity = step.flags & StagedStep::kParity ? 1 : 0;
+    const bool refresh = step.flags & StagedStep::kRefresh;
+    int32_t* tables = staged_.dims + p_.dims_offset + stream_ % p_.num_kv_heads * 2 * kPackedDims;
+    const int32_t* dims = tables + parity * kPackedDims;
+    const bool anew = refresh || (step.flags & StagedStep::kFirst);
+    const int32_t before = anew ? 0 : (max(step.compact_len - staged_.recent, 0) + kTile - 1) / kTile;
+    const int32_t from = max(before, part_.first_tile);
+    const bool packs = refresh || from < part_.end_tile;
+    if (!p_.early) WaitForPrevious();
+    if (!packs) {
+      if (scored) LoadFirst();
+      if (threadIdx.x < kPackedDims) s_.dims[threadIdx.x] = dims[threadIdx.x];
+      __syncthreads();
+    }
+    WaitForPrevious();
+    if (packs) {
+      int32_t* after = rank_ == 0 ? tables + (1 - parity) * kPackedDims : nullptr;
+      Pack<kThreads, kDim>(
+          p_, s_,
+          {reinterpret_cast<const __nv_bfloat16*>(q_), table_, pages_, dims, after, refresh, from, part_.end_tile});
+      if (scored) LoadFirst();
+    }
+    products_.TakeQueries(q_, s_.dims, p_.group, kDim, p_.scale);
+    C::Wait();
+  }
+
+  // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
+  // Returns a cursor behind the warp's last tile.
+  __device__ __forceinline__ Cursor Score() {
+    RunningSum sums[2];  // this lane's, over the unit so far
+    Cursor at(part_, warp_), next = at;
+    for (int i = 0; i < ring_.stages() && next.valid(); ++i) next.Advance();
+#pragma unroll 1
+    for (; at.valid(); at.Advance()) {
+      typename Products::Results x;
+      float units[2];
+      products_.Multiply(ring_.Take(), x, units);
+      if (next.valid()) {
+        __syncwarp();  // all lanes have read the stage
+        ring_.Load(PackedTile<kDim>(p_, pages_, next.tile));
+        next.Advance();
+      }
+      const int32_t left = choosable_ - at.tile * kTile;
+      if (left < kTile) HideFrom(left, x);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float more = AddTo(sums[h], x, h, units[h]);
+        // Larger than what the sum counts from by more than a float holds: once in a while.
+        if (__any_sync(0xffffffffu, !(more < kLargest))) more = Raise(sums[h], x, h, units[h]);
+        sums[h].sum += more;
+      }
+      if (!at.last_of_unit()) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        TellUnit(at.unit, products_.first_head() + h, sums[h]);
+        sums[h] = RunningSum();
+      }
+    }
+    C::Sync();
+    select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
+    return at;
+  }
+  // Sum of the exponentials of a head's scores, counted from where `to` counts.
+  __device__ __forceinline__ float AddTo(const RunningSum& to, const typename Products::Results& x, int h,
+                                         float unit) const {
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < Products::kParts * 2; ++i) sum[i % 2] += Exp2(fmaf(x[i / 2][i % 2][h], unit, -to.base));
+    return sum[0] + sum[1];
+  }
+  // The same once `to` counts from the largest of these scores, if that is larger than what it counted from.
+  __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int h, float unit) const {
+    float base = to.base;
+#pragma unroll
+    for (int i = 0; i < Products::kParts * 2; ++i) base = fmaxf(base, x[i / 2][i % 2][h] * unit);
+    to.sum *= Exp2(to.base - base);
+    to.base = base;
+    return AddTo(to, x, h, unit);
+  }
+  __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const {
+#pragma unroll
+    for (int m = 0; m < Products::kParts; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (products_.Position(m, r) >= left) x[m][r][0] = x[m][r][1] = -INFINITY;
+      }
+    }
+  }
+  // The lanes that have other positions of these heads add theirs; the unit's sums go to every block.
+  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum& own) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float max = own.base;
+#pragma unroll
+    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2)
+      max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    float sum = own.sum * Exp2(own.base - max);
+#pragma unroll
+    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
+    if (head < p_.group && (kWide || lane % 4 < 2) && lane / 4 < kBlocks)
+      C::Store(reinterpret_cast<uint64_t*>(&s_.units[head * kUnits + unit]), lane / 4, both);
+  }
+
+  // Second pass, backwards: the key of each position's weight, counted by bin. at: behind the warp's last tile.
+  __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at) {
+    const int c = static_cast<int>(threadIdx.x) % 4;
+    float minus[2];  // taken from a head's exponents; a head that does not exist weighs nothing
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = products_.first_head() + h;
+      const float2 sums = head < p_.group ? s_.heads[head] : float2{0, 0};
+      minus[h] = sums.y > 0 ? sums.x - log2f(sums.y) : INFINITY;
+    }
+    float* const weights = p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride;
+    uint32_t num_last = 0;
+    const auto keep = [&](int32_t tile, int position, float weight) {
+      const int32_t j = tile * kTile + position;
+      const uint32_t key = WeightKey(weight);
+      keys_[j - part_.begin] = key;
+      if (j >= choosable_) return;
+      if (weights != nullptr) weights[j] = weight;
+      num_last += Choice::CountButLast(s_.choice, bins, key);
+    };
+    at.Retreat();
+    Cursor next = at;
+    ring_.TurnBack();
+    for (int i = 0; i < ring_.num_resident(); ++i) next.Retreat();
+#pragma unroll 1
+    for (; at.valid(); at.Retreat()) {
+      typename Products::Results x;
+      float units[2];
+      products_.Multiply(ring_.TakeBack(), x, units);
+      if (next.valid()) {
+        __syncwarp();
+        ring_.LoadBack(PackedTile<kDim>(p_, pages_, next.tile));
+        next.Retreat();
+      }
+      float sums[Products::kParts][2];  // over this lane's heads
+#pragma unroll
+      for (int m = 0; m < Products::kParts; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0])) + Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
+      }
+      if constexpr (kWide) {
+        // Lanes c and c ^ 1, then c and c ^ 2, share their parts; each ends with one part's two rows.
+        float half[2][2];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
+            half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
+          keep(at.tile, products_.Position((c & 1) * 2 + (c >> 1), r), (c & 2 ? half[1][r] : half[0][r]) + other);
+        }
+      } else {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[0][r] : sums[1][r], 1);
+          keep(at.tile, products_.Position(c & 1, r), (c & 1 ? sums[1][r] : sums[0][r]) + other);
+        }
+      }
+    }
+    Choice::CountLast(s_.choice, __reduce_add_sync(0xffffffffu, num_last));
+  }
+
+  // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
+  __device__ __forceinline__ void Deal(int32_t j, int32_t page, int32_t place, int32_t entries) {
+    p_.tokens[stream_ * p_.list_stride + place] = j;
+    const int32_t block = place / entries;
+    C::Store(reinterpret_cast<uint32_t*>(&rows_[place - block * entries]), block,
+             static_cast<uint32_t>(page * (2 * kTile) + j % kTile));
+  }
+  __device__ __forceinline__ int32_t BlockEntries(int32_t count) const {
+    return listed_rows::PartEntries(count) * (listed_rows::kParts / kBlocks);
+  }
+
+  // of_part: rows of each part; here: rows of this block.
+  __device__ __forceinline__ void Attend(int32_t of_part, int32_t here) {
+    constexpr int kOwn = listed_rows::kParts / kBlocks;
+    auto& results = *reinterpret_cast<Results*>(listed_);
+    const std::byte* pool = p_.batch.pool.base;
+    // All rows are asked for at once: registers would hold a few of them.
+    for (int32_t i = threadIdx.x; i < here; i += kThreads) {
+      const std::byte* row = pool + int64_t{rows_[i]} * (2 * kDim);
+#pragma unroll
+      for (int line = 0; line < 2 * kDim / 128; ++line) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + kTile * 2 * kDim));
+      }
+    }
+    listed_rows::PartSoftmax<kDim> softmax(p_.scale);
+    softmax.TakeQueries(reinterpret_cast<const __nv_bfloat16*>(q_), p_.group);
+#pragma unroll 1
+    for (int part = warp_; part < kOwn; part += kWarps) {
+      softmax.Clear();
+      const int32_t end = min((part + 1) * of_part, here);
+#pragma unroll 1
+      for (int32_t at = part * of_part; at < end; at += listed_rows::kRowsAtOnce)
+        softmax.Add(pool, rows_ + at, end - at);
+      softmax.Store(results, part);
+    }
+    __syncthreads();
+    const int64_t first_head = int64_t{stream_} * p_.group;
+    listed_rows::AddParts<kBlocks, kHeads, kDim, kThreads>(
+        results, s_.theirs, rank_, p_.group, [&](int head, int dim, float x, float lse) {
+          p_.out[(first_head + head) * kDim + dim] = __float2bfloat16_rn(x);
+          if (dim == 0 && p_.lse != nullptr) p_.lse[first_head + head] = lse * kLn2;
+        });
+  }
+
+  const Params& p_;
+  const StagedSequence& staged_;
+  SmemT& s_;
+  const int sequence_, stream_, rank_, warp_;
+  const int32_t kv_len_, budget_, choosable_;  // positions below choosable_ may be chosen
+  const Part part_;                            // its tiles of those
+  const int32_t* const pages_;
+  const int32_t* const table_;
+  const unsigned short* const q_;
+  int32_t* const rows_;       // dealt to this block
+  int32_t* const own_pages_;  // pages of this block's tiles
+  uint2* const listed_;  // chosen positions of this block and their places; in the place of the rings. Then Results
+  const uint32_t max_listed_;
+  packed_keys::TileRing ring_;
+  uint32_t* const keys_;  // keys of this block's positions
+  Products products_;
+};
+
+}  // namespace spl::kernels::cuda::sparse_attention
