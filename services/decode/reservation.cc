@@ -123,7 +123,12 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
     for (size_t r = 0; r < more.size(); ++r) choice.needed[r] += more[r] * ticket.sampling.num_forks;
     return choice;
   };
-  SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(ticket.decode));
+  // Where tokens may be left out, the keys that score are of the kind that serves lists, whatever is left out in the
+  // end.
+  engine::DecodeOptions own = ticket.decode;
+  const methods::Policy* const policy = methods::FindPolicy(reuse.policy);
+  if (policy != nullptr && policy->leaves_out_tokens && own.dims < 0) own.dims = engine::kCompactDims;
+  SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(own));
   const auto fits = [&](const Choice& choice) {
     return ticket.in_place ? Most(choice.needed) <= pool.view().pages_per_rank() : pool.HasFree(choice.needed);
   };

@@ -40,15 +40,19 @@ std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double s
       num_tokens, std::vector<engine::PositionRanges>(static_cast<size_t>(num_layers), engine::MergeRanges(ranges))});
 }
 
-// One entry of --selectors: a method, or kept=SHARE[:METHOD], which decodes what is kept with that method.
+// One entry of --selectors: a method, sparcas16 (sparcas with keys of 16 bits), or kept=SHARE[:METHOD], which decodes
+// what is kept with that method.
 absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::string& entry, int32_t context,
-                                                                    int32_t budget, const engine::ModelConfig& config) {
+                                                                    int32_t budget, const engine::Model& model) {
+  const engine::ModelConfig& config = model.config();
   const bool keeps = entry.starts_with(kKept);
   const size_t colon = keeps ? entry.find(':') : std::string::npos;
   const std::string method = !keeps ? entry : colon == std::string::npos ? "dense" : entry.substr(colon + 1);
-  engine::DecodeOptions options(method);
+  const bool wide_keys = method == "sparcas16";
+  engine::DecodeOptions options(wide_keys ? "sparcas" : method);
+  if (wide_keys || keeps) options.dims = engine::kCompactDims;
   if (method != "dense") options.budget = budget;
-  SPLICE_ASSIGN_OR_RETURN(auto selector, engine::MakeTokenSelector(options, config, nullptr));
+  SPLICE_ASSIGN_OR_RETURN(auto selector, engine::MakeTokenSelector(engine::WithKeys(options, model), config, nullptr));
   if (selector->of_prompt() != nullptr)
     return absl::InvalidArgumentError("--selectors: " + method + " chooses by a prompt, and there is none here");
   if (!keeps) return selector;
@@ -196,7 +200,7 @@ absl::Status RunBench(const Flags& flags) {
         sequences.push_back(std::make_unique<engine::SequenceKv>(pool, engine::KvShapeOf(c)));
         SPLICE_RETURN_IF_ERROR(sequences.back()->Reserve(flags.context + positions));
         sequences.back()->set_num_tokens(flags.context);
-        SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), MakeSelector(name, flags.context, flags.budget, c));
+        SPLICE_ASSIGN_OR_RETURN(selectors.emplace_back(), MakeSelector(name, flags.context, flags.budget, *model));
         SPLICE_ASSIGN_OR_RETURN(compact.emplace_back(),
                                 engine::MakeCompactPages(*selectors.back(), *model, pool, flags.context));
         if (compact.back() != nullptr) SPLICE_RETURN_IF_ERROR(compact.back()->Reserve(flags.context + positions));
@@ -227,7 +231,7 @@ absl::Status RunBench(const Flags& flags) {
         std::vector<double> of_joining;
         for (int repeat = 0; repeat < kRepeats; ++repeat) {
           for (int32_t i = 0; i < joining; ++i) {
-            SPLICE_ASSIGN_OR_RETURN(selectors[i], MakeSelector(name, flags.context, flags.budget, c));
+            SPLICE_ASSIGN_OR_RETURN(selectors[i], MakeSelector(name, flags.context, flags.budget, *model));
           }
           SPLICE_ASSIGN_OR_RETURN(of_joining.emplace_back(), run_step());
         }
@@ -278,7 +282,8 @@ int main(int argc, char** argv) {
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
   app.add_option("--selectors", flags.selectors,
-                 "decode methods; kept=SHARE, kept=SHARE:METHOD: behind samkv, which kept that share of the context")
+                 "decode methods; sparcas16: sparcas with keys of 16 bits; kept=SHARE, kept=SHARE:METHOD: behind "
+                 "samkv, which kept that share of the context")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--budget", flags.budget, "tokens of those that choose")->capture_default_str();

@@ -31,7 +31,7 @@ bool AnyRow(std::span<const DecodeRow> rows, T* DecodeRow::*task) {
   return std::any_of(rows.begin(), rows.end(), [&](const DecodeRow& row) { return row.*task != nullptr; });
 }
 
-// Whether a head with rule `seen` sees what it does with `other`; lists count as less.
+// Whether a head with rule `seen` sees what it does with `other`; lists and what is elsewhere count as less.
 bool SeesAsMuch(const HeadVisibility& seen, const HeadVisibility& other) {
   if (seen.rule != other.rule) return false;
   return seen.rule == VisibilityRule::kFull ||
@@ -111,13 +111,17 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
   }
   const bool probes = AnyRow(rows, &DecodeRow::probe), measures = AnyRow(rows, &DecodeRow::mass);
   if (measures) SPLICE_RETURN_IF_ERROR(MeasureEverything(rows, layer));
+  float* const lse = probes || measures ? F32(ws_.lse) : nullptr;
+  if (chooses)
+    SPLICE_RETURN_IF_ERROR(choices_->ChooseAndAttend(context(), attention_shape(), query(), query_stride(),
+                                                     Act(ws_.attention), lse, layer));
   SPLICE_RETURN_IF_ERROR(
       model_->backend().DecodeAttention(context(), {.shape = attention_shape(),
                                                     .pool = pool_,
                                                     .q = query(),
                                                     .q_row_stride = query_stride(),
                                                     .out = Act(ws_.attention),
-                                                    .lse = probes || measures ? F32(ws_.lse) : nullptr,
+                                                    .lse = lse,
                                                     .streams = stream_views_,
                                                     .layer = layer,
                                                     .staged_plans = staged_plans,

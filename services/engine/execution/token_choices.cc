@@ -78,7 +78,8 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   lists_ = {tokens, tokens + entries, stride};
   int64_t longest_scores = 0;
   for (Plan& plan : plans_) {
-    if (plan.scoring.scoring == TokenScoring::kCompactKeys) continue;
+    if (plan.scoring.scoring == TokenScoring::kCompactKeys || plan.scoring.scoring == TokenScoring::kPackedKeys)
+      continue;
     plan.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(plan.longest)));
     if (plan.scoring.scoring == TokenScoring::kPageBounds)
       plan.scores_stride = std::max<int64_t>(plan.scores_stride / kernels::kBoundTokens, 1);
@@ -150,9 +151,40 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
         context,
         {.pool = pool_, .num_kv_heads = shape.num_kv_heads, .sequences = of_layer_, .lists = lists_, .layer = layer}));
   for (size_t plan = 0; plan < plans_.size(); ++plan) {
-    if (plans_[plan].scores(layer)) SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
+    if (plans_[plan].scores(layer) && !plans_[plan].attends())
+      SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
   }
   return absl::OkStatus();
+}
+
+absl::Status TokenChoices::ChooseAndAttend(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
+                                           kernels::ConstActivations q, int64_t q_row_stride, kernels::Activations out,
+                                           float* lse, int32_t layer) {
+  for (size_t plan = 0; plan < plans_.size(); ++plan) {
+    if (!plans_[plan].scores(layer) || !plans_[plan].attends()) continue;
+    TakePlan(plan, layer);
+    SPLICE_RETURN_IF_ERROR(model_.backend().SparseAttention(context, {.shape = shape,
+                                                                      .pool = pool_,
+                                                                      .q = q,
+                                                                      .q_row_stride = q_row_stride,
+                                                                      .out = out,
+                                                                      .lse = lse,
+                                                                      .sequences = of_layer_,
+                                                                      .lists = lists_,
+                                                                      .layer = layer,
+                                                                      .plan = static_cast<int32_t>(plan)}));
+  }
+  return absl::OkStatus();
+}
+
+// Rows of other plans do nothing.
+void TokenChoices::TakePlan(size_t plan, int32_t layer) {
+  for (size_t s = 0; s < of_layer_.size(); ++s) {
+    const kernels::SequenceSelection& selection = sequences_[s];
+    if (selection.layers.empty()) continue;
+    of_layer_[s].step =
+        selection.plan == static_cast<int32_t>(plan) ? selection.layers[layer] : kernels::LayerSelection();
+  }
 }
 
 absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& context,
@@ -161,11 +193,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
   const kernels::Backend& backend = model_.backend();
   const auto number = static_cast<int32_t>(plan);
   const Plan& own = plans_[plan];
-  for (size_t s = 0; s < of_layer_.size(); ++s) {
-    const kernels::SequenceSelection& selection = sequences_[s];
-    if (selection.layers.empty()) continue;
-    of_layer_[s].step = selection.plan == number ? selection.layers[layer] : kernels::LayerSelection();
-  }
+  TakePlan(plan, layer);
   if (own.scoring.scoring == TokenScoring::kCompactKeys)
     return backend.SelectTokens(context, {.shape = shape,
                                           .pool = pool_,

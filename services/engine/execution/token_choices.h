@@ -45,6 +45,11 @@ class TokenChoices {
   // from row to row. Errors are those of the operations. REQUIRES: any(layer).
   absl::Status Choose(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                       kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
+  // The rest of the choices, by packed keys, and attention to what they choose: the streams of rule kElsewhere. out,
+  // lse: as in DecodeAttentionArgs. Called behind Choose.
+  absl::Status ChooseAndAttend(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
+                               kernels::ConstActivations q, int64_t q_row_stride, kernels::Activations out, float* lse,
+                               int32_t layer);
 
  private:
   // One way to choose, shared by some of the rows.
@@ -54,9 +59,11 @@ class TokenChoices {
     int64_t longest = 0;        // positions of the longest of these rows
     int64_t scores_stride = 0;  // elements of a stream's scores; 0: no scores are written
     bool scores(int32_t layer) const { return layer >= scoring.first_layer; }
+    bool attends() const { return scoring.scoring == TokenScoring::kPackedKeys; }  // in the operation that chooses
   };
   void CollectPlans();
   void ViewLayer(int32_t layer);
+  void TakePlan(size_t plan, int32_t layer);
   absl::Status ChooseBy(size_t plan, const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                         kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
 

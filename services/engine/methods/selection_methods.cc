@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/packed_keys.h"
 #include "services/base/status.h"
 #include "services/engine/selection/baselines/adakv.h"
 #include "services/engine/selection/baselines/h2o.h"
@@ -49,6 +50,7 @@ SelectorPtr ByHeadClasses(const ModelConfig& config, Classes classes, const Deco
 }
 
 absl::Status CheckDims(const ModelConfig& config, const DecodeOptions& o) {
+  if (o.packed_keys) return absl::OkStatus();
   if (kernels::CompactKeys{config.head_dim, o.dims}.valid()) return absl::OkStatus();
   return InvalidArgument("decode_dims is {}, it must be a multiple of 4 that divides {}, at most {}", o.dims,
                          2 * config.head_dim, config.head_dim);
@@ -90,6 +92,7 @@ DecodeOptions WithDefaults(DecodeOptions options, const methods::Selector& trait
   if (options.budget < 0) options.budget = traits.budget;
   if (options.window < 0) options.window = traits.window;
   if (options.recent < 0) options.recent = traits.recent;
+  if (options.dims < 0) options.dims = options.packed_keys ? kernels::kPackedDims : kCompactDims;
   return options;
 }
 
@@ -125,6 +128,15 @@ absl::StatusOr<SelectorPtr> MakeInner(const DecodeOptions& options, const ModelC
 
 }  // namespace
 
+DecodeOptions WithKeys(DecodeOptions options, const Model& model) {
+  const ModelConfig& config = model.config();
+  options.packed_keys |=
+      options.dims < 0 && (options.recent < 0 || options.recent >= kernels::kPackedRecentMin) &&
+      model.backend().PrefersPackedKeys({config.num_qo_heads, config.num_kv_heads, config.head_dim, 1}, config.dtype,
+                                        config.max_positions);
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOptions& wanted, const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes) {
   SPLICE_RETURN_IF_ERROR(ValidateDecodeOptions(wanted, config));
@@ -148,7 +160,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
 
 absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorFor(const SequenceKv& kv, const DecodeOptions& options,
                                                                const Model& model) {
-  if (kv.kept() == nullptr) return MakeTokenSelector(options, model.config(), kv.classes());
+  if (kv.kept() == nullptr) return MakeTokenSelector(WithKeys(options, model), model.config(), kv.classes());
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, model.config()));
   return std::make_unique<KeptTokensSelector>(model.config(), kv.kept(), std::move(inner));
 }
@@ -158,7 +170,8 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeSelectorBehind(std::string_vi
                                                                   std::shared_ptr<const StreamClasses> classes) {
   const ModelConfig& config = model.config();
   const methods::Policy* const traits = methods::FindPolicy(policy);
-  if (traits == nullptr || !traits->leaves_out_tokens) return MakeTokenSelector(options, config, std::move(classes));
+  if (traits == nullptr || !traits->leaves_out_tokens)
+    return MakeTokenSelector(WithKeys(options, model), config, std::move(classes));
   const PositionRange everything{0, static_cast<int32_t>(num_tokens)};
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeInner(options, config));
   KeptTokens kept{everything.end, std::vector<PositionRanges>(static_cast<size_t>(config.num_layers), {everything})};

@@ -22,14 +22,18 @@ bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
 }
 
 kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {
-  if (chosen_ && ChoosingSelector::Chooses(layer, kv_head)) return {.rule = kernels::VisibilityRule::kSelected};
+  if (chosen_ && ChoosingSelector::Chooses(layer, kv_head))
+    return {.rule = plan_.scoring == TokenScoring::kPackedKeys ? kernels::VisibilityRule::kElsewhere
+                                                               : kernels::VisibilityRule::kSelected};
   return Unchosen(layer, kv_head);
 }
 
 uint64_t ChoosingSelector::plan_key() const {
   const uint64_t unchosen = classes_ == nullptr ? 0 : classes_->key();
   if (!chosen_) return unchosen;
-  return (unchosen ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) * 0x9fb21c651e98df25ull;
+  const uint64_t packed = plan_.scoring == TokenScoring::kPackedKeys ? 0x8b4d21f03c6ea759ull : 0;
+  return (unchosen ^ packed ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) *
+         0x9fb21c651e98df25ull;
 }
 
 void KeyScoringSelector::BeginStep(int64_t kv_len) {

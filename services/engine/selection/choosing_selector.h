@@ -20,7 +20,7 @@ class ChoosingSelector : public TokenSelector {
   uint64_t plan_key() const override;
   bool shares_plan() const override { return classes_ == nullptr || !classes_->of_one_sequence(); }
   ScoringPlan scoring() const override { return plan_; }
-  // Streams for which Select returns kSelected, in a step that attends to what was chosen or listed.
+  // Streams for which Select returns kSelected or kElsewhere, in a step that attends to what was chosen or listed.
   bool Chooses(int32_t layer, int32_t kv_head) const override;
   std::span<const kernels::LayerSelection> layers() const override {
     return scores_ ? std::span<const kernels::LayerSelection>(layers_) : std::span<const kernels::LayerSelection>();

@@ -7,23 +7,25 @@
 namespace spl::engine {
 namespace {
 
-constexpr int64_t kFirstInterval = 4;
+constexpr int32_t kFirstInterval = 4;
 
 }  // namespace
 
 int64_t SparCasSelector::IntervalAt(int64_t step) const {
   return std::min<int64_t>(refresh_interval_,
-                           std::max<int64_t>(kFirstInterval, std::bit_floor(static_cast<uint64_t>(step)) / 4));
+                           std::max<int64_t>(first_interval_, std::bit_floor(static_cast<uint64_t>(step)) / 4));
 }
 
 SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                                  const DecodeOptions& options)
     : KeyScoringSelector(config, std::move(classes),
-                         {.scoring = TokenScoring::kCompactKeys,
+                         {.scoring = options.packed_keys ? TokenScoring::kPackedKeys : TokenScoring::kCompactKeys,
                           .num_dims = options.dims,
                           .first_layer = options.dense_layers,
                           .budget = options.budget,
                           .recent = std::min(options.recent, options.budget)}),
+      first_interval_(options.packed_keys ? options.refresh_interval
+                                          : std::min(kFirstInterval, options.refresh_interval)),
       refresh_interval_(options.refresh_interval) {}
 
 void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) {

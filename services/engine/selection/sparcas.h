@@ -20,10 +20,11 @@ class SparCasSelector final : public KeyScoringSelector {
  private:
   // Four steps at first, then a quarter of the steps so far rounded down to a power of two, up to refresh_interval.
   // Queries change most at the start of an answer: with 64 from the first step on, the dimensions that suit the first
-  // value of a list would choose the tokens of all other values.
+  // value of a list would choose the tokens of all other values. Packed keys have twice the dimensions, and
+  // refresh_interval from the first step on.
   int64_t IntervalAt(int64_t step) const;
 
-  const int32_t refresh_interval_;
+  const int32_t first_interval_, refresh_interval_;
 };
 
 }  // namespace spl::engine

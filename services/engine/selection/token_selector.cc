@@ -7,6 +7,7 @@
 #include "kernels/selection/loopserve/query_window.h"
 #include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/sparcas/compact_keys.h"
+#include "kernels/selection/sparcas/packed_keys.h"
 
 namespace spl::engine {
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
@@ -19,6 +20,10 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
       break;
     case TokenScoring::kCompactKeys:
       needs.page_tokens = kernels::CompactKeys{config.head_dim, plan.num_dims}.page_tokens();
+      needs.num_dims = plan.num_dims;
+      break;
+    case TokenScoring::kPackedKeys:
+      needs.page_tokens = kernels::PackedKeys{static_cast<int64_t>(model.page_bytes())}.page_tokens();
       needs.num_dims = plan.num_dims;
       break;
     case TokenScoring::kPageBounds:

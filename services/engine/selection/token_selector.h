@@ -26,6 +26,8 @@ namespace spl::engine {
 enum class TokenScoring : uint8_t {
   kNone,         // none are chosen: the host knows what a head sees, or it is listed before the first step
   kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/sparcas/select_tokens.h)
+  kPackedKeys,   // SparCas: the same in 4 bits, choice and attention in one
+                 // (kernels/selection/sparcas/sparse_attention.h)
   kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/quest/page_bound_scores.h)
   kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/loopserve/query_window.h)
 };
@@ -34,7 +36,7 @@ enum class TokenScoring : uint8_t {
 // sequence. One step's operations serve all sequences that score the same way (SharesStep).
 struct ScoringPlan {
   TokenScoring scoring = TokenScoring::kNone;
-  int32_t num_dims = 0;     // kCompactKeys
+  int32_t num_dims = 0;     // kCompactKeys, kPackedKeys
   int32_t window = 0;       // kQueryWindow
   int32_t first_layer = 0;  // layers below it do not choose
   int32_t budget = 0;
@@ -72,7 +74,7 @@ class TokenSelector {
   // Called once per step, before everything else. The step writes position kv_len - 1.
   virtual void BeginStep(int64_t /*kv_len*/) {}
   // Returns what the query of `kv_head` in `layer` attends to in this step. kSelected: the tokens that this step
-  // chooses. Spans stay valid until the next step.
+  // chooses; kElsewhere: the same, where the choice attends to them. Spans stay valid until the next step.
   virtual kernels::HeadVisibility Select(int32_t layer, int32_t kv_head) = 0;
   // Selectors of one model with equal keys select the same for every layer and head, so that a recorded step may be
   // replayed.

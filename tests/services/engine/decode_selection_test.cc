@@ -35,6 +35,13 @@ class DecodeSelectionTest : public EnginesTest {
   }
 };
 
+// SparCas by packed keys, which the CPU serves but does not choose by itself.
+DecodeOptions Packed(int32_t budget) {
+  DecodeOptions options = Selector("sparcas", budget);
+  options.packed_keys = true;
+  return options;
+}
+
 // Choices begin behind twice the budget: a context that stays below is decoded as without.
 TEST_F(DecodeSelectionTest, ShortContextsAreDense) {
   std::mt19937 random = SeededRandom("short contexts");
@@ -42,6 +49,8 @@ TEST_F(DecodeSelectionTest, ShortContextsAreDense) {
   const Answer dense = Local(prompt, "dense", 40);
   EXPECT_EQ(Local(prompt, Selector("sparcas", 170), 40), dense);
   EXPECT_EQ(Local(prompt, Selector("quest", 176), 40), dense);
+  EXPECT_EQ(Local(prompt, Packed(170), 40), dense);
+  EXPECT_NE(Local(prompt, Packed(80), 40), dense);
   EXPECT_NE(Local(prompt, Selector("sparcas", 32), 40), dense);
   EXPECT_NE(Local(prompt, Selector("quest", 32), 40), dense);
 }
@@ -109,7 +118,9 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
                                           Selector("snapkv", 64),
                                           Selector("adakv", 100),
                                           Selector("snapkv", 500),
-                                          Selector("h2o", 80)};
+                                          Selector("h2o", 80),
+                                          Packed(100),
+                                          Packed(130)};
   selectors[5].dims = 8;
   std::vector<Answer> alone;
   for (const DecodeOptions& selector : selectors) {
