@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What holding answers to a schema costs a decode step: streams of a server, with and without a schema, in turns.
 
-  structured_output_bench.py BIN MODEL [--streams 1 8] [--tokens 120] [--rounds 5]
+  structured_output_bench.py BIN MODEL [--streams 1 8] [--tokens 120] [--rounds 5] [--random-weights SHAPE]
 
-Starts `BIN/splice serve --model MODEL`. Prints, for each number of streams, the time between two tokens of a stream (median over
-rounds) and the processor time of the server for each token. Answers have about as many tokens with a schema as without.
+Starts `BIN/splice serve --model MODEL`, with --random-weights a model of that shape with the tokenizer of MODEL. Prints, for each
+number of streams, the time between two tokens of a stream (median over rounds) and the processor time of the server for each
+token. Answers have about as many tokens with a schema as without. Then the gaps between tokens of as many streams with a schema
+while requests with schemas that are new come beside them, and while none do.
 """
 
 import argparse
@@ -18,21 +20,47 @@ import time
 import urllib.request
 
 
-def stream(http, tokens, schema):
-    """(tokens, seconds from the first to the last) of an answer."""
-    body = {"messages": [{"role": "user", "content": "Go on."}], "stream": True, "temperature": 1, "max_tokens": tokens}
+def stream(http, tokens, schema, gaps=None):
+    """(tokens, seconds from the first to the last) of an answer. gaps: a list to which the seconds between texts are added."""
+    body = {"messages": [{"role": "user", "content": "Go on."}], "stream": True, "temperature": 1, "max_tokens": tokens,
+            "stream_options": {"include_usage": True}}
     if schema is None:
         body["ignore_eos"] = True
     else:
         body["guided_json"] = schema
     call = urllib.request.Request(f"http://{http}/v1/chat/completions", json.dumps(body).encode(),
                                   {"Content-Type": "application/json"})
-    times = []
+    times, count = [], 0
     with urllib.request.urlopen(call) as answer:
         for line in answer:
-            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(event["error"])
+            if event["choices"]:
                 times.append(time.monotonic())
-    return len(times), times[-1] - times[0]
+            if event.get("usage"):
+                count = event["usage"]["completion_tokens"]
+    if gaps is not None:
+        gaps += [b - a for a, b in zip(times, times[1:])]
+    return count, times[-1] - times[0]
+
+
+def gaps_beside(http, streams, tokens, schema, newcomers):
+    """Sorted seconds between texts of `streams` answers, while `newcomers` requests come whose schemas nobody had before."""
+    gaps = []
+    with concurrent.futures.ThreadPoolExecutor(streams + 1) as pool:
+        running = [pool.submit(stream, http, tokens, schema, gaps) for _ in range(streams)]
+        for i in range(newcomers):
+            new = {"type": "object", "properties": {f"{key}_{time.time_ns()}": {"type": "string", "maxLength": 20 + i} for key in "abcdefgh"}}
+            try:
+                pool.submit(stream, http, 8, new).result()
+            except RuntimeError as error:
+                print(f"a new schema: {error}")
+        for answer in running:
+            answer.result()
+    return sorted(gaps)
 
 
 def processor_seconds(pid):
@@ -47,11 +75,15 @@ def main():
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--random-weights")
     args = parser.parse_args()
     schema = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
                                          "required": ["name", "size"], "additionalProperties": False}, "minItems": 100}
-    server = subprocess.Popen([os.path.join(args.bin, "splice"), "serve", "--model", args.model, "--http", "127.0.0.1:0", "--grpc",
-                               "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    model = ["--model", args.model]
+    if args.random_weights:
+        model = ["--random-weights", args.random_weights, "--tokenizer", args.model]
+    server = subprocess.Popen([os.path.join(args.bin, "splice"), "serve", *model, "--http", "127.0.0.1:0", "--grpc",
+                               "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         for line in server.stdout:
             if line.startswith("ready"):
@@ -73,6 +105,10 @@ def main():
                 print(f"{streams} streams, {'with' if with_schema else 'without'} a schema: "
                       f"{statistics.median(per_token[with_schema]):.2f} ms between tokens, "
                       f"{statistics.median(processor[with_schema]):.2f} ms of processor time for each")
+            for newcomers in (0, 8, 0, 8):
+                gaps = gaps_beside(http, streams, args.tokens, schema, newcomers)
+                print(f"{streams} streams with a schema, {newcomers} new schemas beside them: between texts p50 "
+                      f"{1e3 * gaps[len(gaps) // 2]:.2f}, p99 {1e3 * gaps[len(gaps) * 99 // 100]:.2f}, most {1e3 * gaps[-1]:.2f} ms")
     finally:
         server.terminate()
         server.wait()
