@@ -37,13 +37,8 @@ struct SparseArgs {
 // SparseArgs says is served.
 bool ServesSparseAttention(int capability, const AttentionHeads& heads, DType dtype, DType pool, int64_t max_kv_len);
 
-// Layout of the work: blocks a stream, 2, 4 or 8; 0: chosen. All make the same bits.
-struct SparseForm {
-  int cluster = 0;
-  int threads = 0;
-};
-
-// Asynchronous on `stream`. cudaErrorNotSupported: see ServesSparseAttention.
-cudaError_t SparseAttention(const SparseArgs& args, cudaStream_t stream, SparseForm form = {});
+// Asynchronous on `stream`. cluster: blocks a stream, 2, 4 or 8; 0: chosen. All make the same bits.
+// cudaErrorNotSupported: see ServesSparseAttention.
+cudaError_t SparseAttention(const SparseArgs& args, cudaStream_t stream, int cluster = 0);
 
 }  // namespace spl::kernels::cuda

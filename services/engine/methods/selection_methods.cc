@@ -130,10 +130,12 @@ absl::StatusOr<SelectorPtr> MakeInner(const DecodeOptions& options, const ModelC
 
 DecodeOptions WithKeys(DecodeOptions options, const Model& model) {
   const ModelConfig& config = model.config();
-  options.packed_keys |=
-      options.dims < 0 && (options.recent < 0 || options.recent >= kernels::kPackedRecentMin) &&
-      model.backend().PrefersPackedKeys({config.num_qo_heads, config.num_kv_heads, config.head_dim, 1}, config.dtype,
-                                        config.max_positions);
+  const auto fills_a_tile = [](int32_t tokens) { return tokens < 0 || tokens >= kernels::kPackedRecentMin; };
+  const bool served = options.dims < 0 && fills_a_tile(options.recent) && fills_a_tile(options.budget);
+  options.packed_keys =
+      served && (options.packed_keys ||
+                 model.backend().PrefersPackedKeys({config.num_qo_heads, config.num_kv_heads, config.head_dim, 1},
+                                                   config.dtype, config.max_positions));
   return options;
 }
 

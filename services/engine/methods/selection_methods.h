@@ -20,9 +20,9 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
                                                                  const ModelConfig& config,
                                                                  std::shared_ptr<const StreamClasses> classes);
 
-// The same options, with packed keys if `dims` leaves it open and the model's backend is faster with them
-// (Backend::PrefersPackedKeys). For selectors without lists of kept tokens; the tokens that are always attended to must
-// fill a tile.
+// The same options, with packed keys if `dims` leaves it open and they ask for them, or the model's backend is faster
+// with them (Backend::PrefersPackedKeys). For selectors without lists of kept tokens. Without packed keys if the tokens
+// that are always attended to do not fill a tile.
 DecodeOptions WithKeys(DecodeOptions options, const Model& model);
 
 // MakeTokenSelector for a sequence, whose prompt may have been kept only in part.

@@ -128,8 +128,8 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
 
 absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt prompt, std::span<const int32_t> tokens) {
   Decoding decoding{.prompt = std::move(prompt)};
-  SPLICE_ASSIGN_OR_RETURN(decoding.selector,
-                          MakeTokenSelector(options_.decode, model_->config(), decoding.prompt.classes));
+  SPLICE_ASSIGN_OR_RETURN(decoding.selector, MakeTokenSelector(WithKeys(options_.decode, *model_), model_->config(),
+                                                               decoding.prompt.classes));
   SPLICE_ASSIGN_OR_RETURN(decoding.compact,
                           MakeCompactPages(*decoding.selector, *model_, *pool_, decoding.prompt.kv->num_tokens()));
   if (PromptSelector* const selector = decoding.selector->of_prompt(); selector != nullptr) {

@@ -30,7 +30,7 @@ struct DecodeOptions {
   // LoopServe: the last queries whose attention decides the choice, and also the steps between two choices. SnapKV,
   // AdaKV: the last rows of the prompt whose attention decides it. -1: 16 (loopserve), 32 (others).
   int32_t window = -1;
-  // Set by MakeSelectorFor and MakeSelectorBehind, no option of a request: the keys that score are packed keys
+  // Decided by WithKeys (selection_methods.h), no option of a request: the keys that score are packed keys
   // (kernels/selection/sparcas/packed_keys.h).
   bool packed_keys = false;
   // StreamingLLM.

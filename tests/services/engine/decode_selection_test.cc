@@ -39,6 +39,7 @@ class DecodeSelectionTest : public EnginesTest {
 DecodeOptions Packed(int32_t budget) {
   DecodeOptions options = Selector("sparcas", budget);
   options.packed_keys = true;
+  options.recent = -1;
   return options;
 }
 
@@ -51,6 +52,12 @@ TEST_F(DecodeSelectionTest, ShortContextsAreDense) {
   EXPECT_EQ(Local(prompt, Selector("quest", 176), 40), dense);
   EXPECT_EQ(Local(prompt, Packed(170), 40), dense);
   EXPECT_NE(Local(prompt, Packed(80), 40), dense);
+  // With a budget of less than a tile keys have 16 bits.
+  DecodeOptions wide = Packed(48);
+  wide.dims = kCompactDims;
+  EXPECT_EQ(Local(prompt, Packed(48), 40), Local(prompt, wide, 40));
+  wide.budget = 80;
+  EXPECT_NE(Local(prompt, Packed(80), 40), Local(prompt, wide, 40));
   EXPECT_NE(Local(prompt, Selector("sparcas", 32), 40), dense);
   EXPECT_NE(Local(prompt, Selector("quest", 32), 40), dense);
 }
