@@ -28,7 +28,7 @@ bool Fits(ByteMatcher& matcher, std::string_view bytes) {
   return true;
 }
 
-// What may follow in a string.
+// Room that is left in a string.
 struct Room {
   int most = TokenRuns::kLongest + 1;  // characters; more than kLongest: any number
   int least = 0;                       // characters in front of the end

@@ -9,8 +9,6 @@
 // Queries are integers of 15 bits (packed_keys.h), two signed bytes each: Q = 256 high + low.
 #pragma once
 
-#include <utility>
-
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 

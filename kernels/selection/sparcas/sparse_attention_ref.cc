@@ -15,11 +15,13 @@ std::vector<std::vector<double>> Scores(const PackedStream& x, const int32_t* di
   std::vector<std::vector<double>> scores(static_cast<size_t>(x.group()));
   UnpackedTile tile;
   std::vector<std::array<float, kPackedDims>> factors(scores.size());
+  std::vector<float> largest;
+  for (int32_t h = 0; h < x.group(); ++h) largest.push_back(x.LargestQuery(h, dims));
   for (int32_t j = 0; j < x.choosable(); ++j) {
     if (j % kPageTokens == 0) {
       x.Unpack(j / kPageTokens, tile);
       for (int32_t h = 0; h < x.group(); ++h)
-        x.Factors(h, dims, tile, x.LargestQuery(h, dims), factors[static_cast<size_t>(h)].data());
+        x.Factors(h, dims, tile, largest[static_cast<size_t>(h)], factors[static_cast<size_t>(h)].data());
     }
     for (int32_t h = 0; h < x.group(); ++h) {
       double dot = 0;

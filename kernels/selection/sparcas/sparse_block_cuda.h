@@ -95,7 +95,7 @@ __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) 
 template <int kWarps>
 struct TileCursor {
   const Part& part;
-  int32_t unit, tile, begin, end;  // the tile, and the unit's first and last but one
+  int32_t unit, tile, begin, end;  // the unit's tiles are [begin, end)
 
   __device__ __forceinline__ TileCursor(const Part& of, int warp) : part(of), unit(of.first_unit + warp) {
     Enter();

@@ -12,8 +12,8 @@
 
 namespace spl::engine {
 
-inline constexpr int32_t kCompactDims =
-    16;  // dimensions of keys that are not packed, unless a request names another number
+// Dimensions of keys that are not packed, unless a request names another number.
+inline constexpr int32_t kCompactDims = 16;
 
 struct DecodeOptions {
   std::string selector;  // name of the decode method; "" and "auto": the best that this build has for the sequence
@@ -24,15 +24,15 @@ struct DecodeOptions {
   int32_t dense_layers = 2;  // first layers that attend to everything
   int32_t recent = -1;       // last tokens, which are always attended; -1: 64 (sparcas), 16 (quest, loopserve)
   // SparCas.
-  int32_t dims =
-      -1;  // dimensions of each key that score its token; -1: packed keys where the backend serves them, or 16
+  // Dimensions of each key that score its token; -1: packed keys where the backend serves them, or kCompactDims.
+  int32_t dims = -1;
+  // Decided by WithKeys (selection_methods.h), no option of a request: the keys that score are packed keys
+  // (kernels/selection/sparcas/packed_keys.h).
+  bool packed_keys = false;
   int32_t refresh_interval = 64;  // most steps between two choices of dimensions; fewer at the start of an answer
   // LoopServe: the last queries whose attention decides the choice, and also the steps between two choices. SnapKV,
   // AdaKV: the last rows of the prompt whose attention decides it. -1: 16 (loopserve), 32 (others).
   int32_t window = -1;
-  // Decided by WithKeys (selection_methods.h), no option of a request: the keys that score are packed keys
-  // (kernels/selection/sparcas/packed_keys.h).
-  bool packed_keys = false;
   // StreamingLLM.
   int32_t sinks = 4;
 

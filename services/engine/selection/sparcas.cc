@@ -24,8 +24,7 @@ SparCasSelector::SparCasSelector(const ModelConfig& config, std::shared_ptr<cons
                           .first_layer = options.dense_layers,
                           .budget = options.budget,
                           .recent = std::min(options.recent, options.budget)}),
-      first_interval_(options.packed_keys ? options.refresh_interval
-                                          : std::min(kFirstInterval, options.refresh_interval)),
+      first_interval_(options.packed_keys ? options.refresh_interval : kFirstInterval),
       refresh_interval_(options.refresh_interval) {}
 
 void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) {

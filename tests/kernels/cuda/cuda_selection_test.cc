@@ -8,7 +8,6 @@
 #include <set>
 
 #include "kernels/backend/backend.h"
-#include "kernels/backend/cuda/cuda_plugin.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/selecting_batch.h"
 #include "tests/kernels/support/selecting_device.h"
@@ -41,15 +40,7 @@ struct HostLists {
   }
 };
 
-class CudaSelectionTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto cuda = MakeCudaBackend();
-    if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-    cuda_ = *std::move(cuda);
-  }
-  std::unique_ptr<Backend> cuda_;
-};
+using CudaSelectionTest = CudaSelecting;
 
 struct Case {
   SelectingShape shape;

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/backend/backend.h"
-#include "kernels/backend/cuda/cuda_plugin.h"
 #include "tests/kernels/support/selecting_device.h"
 #include "tests/kernels/support/sparse_batch.h"
 
@@ -13,15 +12,7 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
-class CudaSparseAttentionTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto cuda = MakeCudaBackend();
-    if (!cuda.ok()) GTEST_SKIP() << cuda.status();
-    cuda_ = *std::move(cuda);
-  }
-  std::unique_ptr<Backend> cuda_;
-};
+using CudaSparseAttentionTest = CudaSelecting;
 
 struct Case {
   SelectingShape shape;

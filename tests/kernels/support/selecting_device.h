@@ -10,10 +10,22 @@
 #include <vector>
 
 #include "kernels/backend/backend.h"
+#include "kernels/backend/cuda/cuda_plugin.h"
 #include "tests/kernels/support/kernel_test_util.h"
 #include "tests/kernels/support/selecting_batch.h"
 
 namespace spl::kernels::testing {
+
+// Tests on the CUDA backend. Skipped where it cannot be loaded: the machine has no GPU.
+class CudaSelecting : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto cuda = MakeCudaBackend();
+    if (!cuda.ok()) GTEST_SKIP() << cuda.status();
+    cuda_ = *std::move(cuda);
+  }
+  std::unique_ptr<Backend> cuda_;
+};
 
 // The device's side of a SelectingBatch whose layer is the second of two; the first one selects nowhere.
 class DeviceSide {

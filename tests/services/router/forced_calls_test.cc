@@ -59,7 +59,7 @@ const FormatCase kFormats[] = {
     {"glm4", {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}},
 };
 
-// What a model might write in the wrong place, and what ends a value or a call.
+// Texts that a model might write in the wrong place, and those that end a value or a call.
 const char* const kTraps[] = {"</parameter>",
                               "\n</parameter>\n",
                               "</arg_value>",
