@@ -13,11 +13,11 @@ import argparse
 import concurrent.futures
 import json
 import os
-import re
 import statistics
-import subprocess
 import time
 import urllib.request
+
+from serving import serving
 
 
 def stream(http, tokens, schema, gaps=None):
@@ -82,13 +82,7 @@ def main():
     model = ["--model", args.model]
     if args.random_weights:
         model = ["--random-weights", args.random_weights, "--tokenizer", args.model]
-    server = subprocess.Popen([os.path.join(args.bin, "splice"), "serve", *model, "--http", "127.0.0.1:0", "--grpc",
-                               "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        for line in server.stdout:
-            if line.startswith("ready"):
-                http = re.search(r"127\.0\.0\.1:\d+", line).group()
-                break
+    with serving(args.bin, *model) as (http, server):
         for kind in (None, schema):
             stream(http, 8, kind)  # compiles, and warms up
         for streams in args.streams:
@@ -109,9 +103,6 @@ def main():
                 gaps = gaps_beside(http, streams, args.tokens, schema, newcomers)
                 print(f"{streams} streams with a schema, {newcomers} new schemas beside them: between texts p50 "
                       f"{1e3 * gaps[len(gaps) // 2]:.2f}, p99 {1e3 * gaps[len(gaps) * 99 // 100]:.2f}, most {1e3 * gaps[-1]:.2f} ms")
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class CudaSession final : public Session {
   size_t NewPagesBytes(int32_t num_pages, int32_t known) const;
   absl::Status CopyNewPages(std::span<const std::vector<int32_t>> tables, int32_t num_pages, int32_t* to,
                             int64_t stride, int32_t& known, std::byte* staged);
-  absl::Status StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset);
+  absl::Status StageCompactTables(const BatchArgs& batch);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   absl::Status DropOldRecordings();
   // Returns page-locked host memory whose last copy to the device is complete.

@@ -167,25 +167,49 @@ absl::Status CudaSession::StagePlans(const BatchArgs& batch) {
   return PinnedUsed();
 }
 
-// Compact pages travel as pages do: those added since the last step.
-absl::Status CudaSession::StageCompactTables(const BatchSequence& sequence, Slot& slot, int64_t offset) {
-  const SequenceSelection& selection = *sequence.selection;
-  const size_t table_heads = static_cast<size_t>(options_.heads_in_tables());
-  if (selection.compact_tables.size() != options_.num_layers * table_heads)
-    return absl::InvalidArgumentError(absl::StrCat("cuda: compact_tables of ", selection.compact_tables.size(),
-                                                   " head streams, the model has ", options_.num_layers * table_heads));
-  // Copies at least the entry that says that a stream has no pages, over an earlier sequence's entries in the slot.
-  size_t num_pages = 1;
-  for (const std::vector<int32_t>& pages : selection.compact_tables) num_pages = std::max(num_pages, pages.size());
-  if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
-    return absl::ResourceExhaustedError(absl::StrCat("cuda: a sequence of ", num_pages,
-                                                     " compact pages a head, the tables hold ", batch_.compact_stride));
-  int32_t* to = static_cast<int32_t*>(compact_tables_->data()) + offset;
-  auto pinned = Pinned(NewPagesBytes(static_cast<int32_t>(num_pages), slot.num_compact_pages));
+// Compact pages of all sequences travel as pages do: those added since the last step.
+absl::Status CudaSession::StageCompactTables(const BatchArgs& batch) {
+  const size_t table_heads = options_.num_layers * static_cast<size_t>(options_.heads_in_tables());
+  const int64_t slot_stride = batch_.compact_stride * options_.num_kv_heads * options_.num_layers;
+  struct Table {
+    std::span<const std::vector<int32_t>> pages;
+    int32_t num_pages, slot;
+  };
+  std::vector<Table> grown;
+  size_t bytes = 0;
+  for (const BatchSequence& sequence : batch.sequences) {
+    if (sequence.selection == nullptr) continue;
+    const auto tables = sequence.selection->compact_tables;
+    if (tables.size() != table_heads)
+      return absl::InvalidArgumentError(
+          absl::StrCat("cuda: compact_tables of ", tables.size(), " head streams, the model has ", table_heads));
+    // Copies at least the entry that says that a stream has no pages, over an earlier sequence's entries in the slot.
+    size_t num_pages = 1;
+    for (const std::vector<int32_t>& pages : tables) num_pages = std::max(num_pages, pages.size());
+    if (static_cast<int64_t>(num_pages) > batch_.compact_stride)
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cuda: a sequence of ", num_pages, " compact pages a head, the tables hold ", batch_.compact_stride));
+    const int32_t slot = slot_of_.at(sequence.kv_id);
+    const size_t own =
+        NewPagesBytes(static_cast<int32_t>(num_pages), slots_[static_cast<size_t>(slot)].num_compact_pages);
+    if (own == 0) continue;
+    bytes += own;
+    grown.push_back({tables, static_cast<int32_t>(num_pages), slot});
+  }
+  if (bytes == 0) return absl::OkStatus();
+  auto pinned = Pinned(bytes);
   if (!pinned.ok()) return pinned.status();
-  const absl::Status copied = CopyNewPages(selection.compact_tables, static_cast<int32_t>(num_pages), to,
-                                           batch_.compact_stride, slot.num_compact_pages, *pinned);
-  return copied.ok() ? PinnedUsed() : copied;
+  std::byte* staged = *pinned;
+  for (const Table& table : grown) {
+    int32_t& known = slots_[static_cast<size_t>(table.slot)].num_compact_pages;
+    const size_t own = NewPagesBytes(table.num_pages, known);
+    const absl::Status copied = CopyNewPages(table.pages, table.num_pages,
+                                             static_cast<int32_t*>(compact_tables_->data()) + table.slot * slot_stride,
+                                             batch_.compact_stride, known, staged);
+    if (!copied.ok()) return copied;
+    staged += own;
+  }
+  return PinnedUsed();
 }
 
 // Every sequence has its slot. Sequences without a selection select nowhere.
@@ -218,10 +242,8 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
       return absl::InvalidArgumentError(absl::StrCat("cuda: a selection with steps of ",
                                                      sequence.selection->layers.size(), " layers, the model has ",
                                                      num_layers));
-    const int32_t index = slot_of_.at(sequence.kv_id);
-    if (absl::Status s = StageCompactTables(sequence, slots_[static_cast<size_t>(index)], index * slot_stride); !s.ok())
-      return s;
   }
+  if (absl::Status s = StageCompactTables(batch); !s.ok()) return s;
   auto pinned = Pinned(selection_->size());
   if (!pinned.ok()) return pinned.status();
   auto* staged = reinterpret_cast<StagedSequence*>(*pinned);

@@ -99,23 +99,24 @@ absl::Status DecodeStep::Run() {
   return absl::OkStatus();
 }
 
-// Rows that need the host between two steps, or that a step cannot have beside others, make it wait.
+// Rows that need the host in front of their layers, or that a step cannot have beside others, make it wait. What a
+// selector chooses from depends on positions alone.
 bool DecodeStep::MayRunAhead() const {
   if (!async_ || num_groups_ > 1) return false;
   const std::span<const Row> rows = num_groups_ == 0 ? std::span<const Row>() : groups_[0].rows;
   return std::all_of(rows.begin(), rows.end(), [](const Row& row) {
     const DecodeFork& fork = *row.fork;
-    return fork.restorer == nullptr && fork.watched == nullptr && fork.replay.empty() && fork.sampler->draws_ahead() &&
-           CanRide({.kv = fork.kv.get(), .selector = fork.selector.get(), .compact = fork.compact.get()});
+    return fork.restorer == nullptr && fork.watched == nullptr && fork.replay.empty() && fork.kv->is_whole();
   });
 }
 
 absl::Status DecodeStep::RunAhead() {
   Flight last = std::exchange(flight_, {});
-  const absl::Status started = num_groups_ == 0 ? absl::OkStatus() : Start(groups_[0].rows, flight_);
+  absl::Status started = num_groups_ == 0 ? absl::OkStatus() : StartLayers(groups_[0].rows, flight_);
   const absl::StatusOr<SampledBatch> batch = last.sample.Wait();
   if (batch.ok()) {
     TakeTokens(last.rows, *batch);
+    if (started.ok()) started = StartSampling(flight_);
     return started.ok() ? started : Fail(std::exchange(flight_, {}).rows, started);
   }
   // What was started behind a pass that failed has read its tokens.
@@ -132,17 +133,26 @@ absl::Status DecodeStep::TakeUnderWay() {
   return absl::OkStatus();
 }
 
-absl::Status DecodeStep::Start(std::span<const Row> rows, Flight& flight) {
+absl::Status DecodeStep::StartLayers(std::span<const Row> rows, Flight& flight) {
   flight.rows.assign(rows.begin(), rows.end());
   SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
   if (const double ended = std::exchange(model_ended_s_, 0); ended > 0) host_s_ += ThreadCpuSeconds() - ended;
   DescribeRows(rows);
   SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
-  SPLICE_ASSIGN_OR_RETURN(flight.sample, row_sampler_.Begin(executor_, samplers_, ahead_));
   for (size_t i = 0; i < rows.size(); ++i) {
     ++rows[i].fork->in_flight;
     rows[i].fork->flight_row = static_cast<int32_t>(i);
   }
+  return absl::OkStatus();
+}
+
+// Penalties and masks depend on the tokens of the step in front. The host has prepared them long before the layers of
+// this step are done.
+absl::Status DecodeStep::StartSampling(Flight& flight) {
+  if (flight.rows.empty()) return absl::OkStatus();
+  samplers_.clear();
+  for (const Row& row : flight.rows) samplers_.push_back(row.fork->finished ? nullptr : row.fork->sampler.get());
+  SPLICE_ASSIGN_OR_RETURN(flight.sample, row_sampler_.Begin(executor_, samplers_));
   return absl::OkStatus();
 }
 
@@ -189,7 +199,6 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   decode_rows_.clear();
   samplers_.clear();
   watched_.clear();
-  ahead_.clear();
   for (const auto& [sequence, fork] : rows) {
     HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
     decode_rows_.push_back({.token = fork->last_token,
@@ -199,7 +208,6 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
                             .probe = probe,
                             .at = fork->num_positions(),
                             .token_of = fork->in_flight > 0 ? fork->flight_row : -1});
-    ahead_.push_back(fork->in_flight);
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched_.push_back(fork->watched.get());
   }

@@ -33,9 +33,10 @@ class DecodeStep {
   // A pass that fails ends its own sequences with Internal. DataLoss: the device is lost, and every sequence has ended
   // with Unavailable. REQUIRES: each active continuation has room for its next position.
   //
-  // If possible (async, and no row needs the host in between), it starts the batch's step and takes the tokens of the
-  // step under way. A stop token is then found while the new step already has a row of its continuation. The token of
-  // that row is dropped, and the sequence ends, with its pages, when the new step is taken.
+  // If possible (async, and no row needs the host in front of its layers), it starts the layers of the batch's step,
+  // takes the tokens of the step under way, and then starts to sample, so that penalties and masks know these tokens. A
+  // stop token is found while the new step already has a row of its continuation. The token of that row is dropped, and
+  // the sequence ends, with its pages, when the new step is taken.
   absl::Status Run();
   // Whether a step runs whose tokens have not been taken. They must be taken before one of its sequences ends or its
   // pages move.
@@ -75,7 +76,8 @@ class DecodeStep {
   void MakeGroups();
   bool MayRunAhead() const;
   absl::Status RunAhead();
-  absl::Status Start(std::span<const Row> rows, Flight& flight);
+  absl::Status StartLayers(std::span<const Row> rows, Flight& flight);
+  absl::Status StartSampling(Flight& flight);
   void TakeTokens(std::span<const Row> rows, const SampledBatch& batch);
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);
@@ -105,7 +107,6 @@ class DecodeStep {
   size_t num_groups_ = 0;
   std::vector<DecodeRow> decode_rows_;
   std::vector<Sampler*> samplers_;
-  std::vector<int32_t> ahead_;  // tokens in flight of each row
   std::vector<WatchedSequence*> watched_;
   std::vector<int64_t> keep_free_;  // [num_ranks]
   StepOffer offer_;

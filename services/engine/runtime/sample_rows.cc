@@ -32,10 +32,12 @@ absl::StatusOr<std::vector<SampledToken>> RowSampler::Sample(ParallelExecutor& e
   return sampled;
 }
 
-absl::StatusOr<PendingSample> RowSampler::Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers,
-                                                std::span<const int32_t> ahead) {
+absl::StatusOr<PendingSample> RowSampler::Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers) {
   rows_.clear();
-  for (size_t i = 0; i < samplers.size(); ++i) rows_.push_back(samplers[i]->Row(static_cast<int32_t>(i), ahead[i]));
+  for (size_t i = 0; i < samplers.size(); ++i) {
+    const auto row = static_cast<int32_t>(i);
+    rows_.push_back(samplers[i] == nullptr ? kernels::SampleRow{.logits_row = row} : samplers[i]->Row(row));
+  }
   return executor.BeginSample(rows_);
 }
 

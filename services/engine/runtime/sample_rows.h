@@ -18,10 +18,9 @@ class RowSampler {
   // is used instead, which is faster and gives the same tokens.
   absl::StatusOr<std::vector<SampledToken>> Sample(ParallelExecutor& executor, std::span<Sampler* const> samplers,
                                                    std::span<const int32_t> logit_rows = {});
-  // Starts sampling the token of each sampler, from rows in their order. ahead[i]: tokens of sampler i that come before
-  // this one and are not taken yet. REQUIRES: the executor samples_later(); a sampler with tokens ahead draws_ahead().
-  absl::StatusOr<PendingSample> Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers,
-                                      std::span<const int32_t> ahead);
+  // Starts sampling a token for each row of logits, in their order. Null: any token, which nobody takes. REQUIRES: the
+  // executor samples_later(), and the samplers have taken all tokens before these.
+  absl::StatusOr<PendingSample> Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers);
   // Samples the first tokens of all continuations of some prompts. prompts[i] has their samplers, which use row i.
   absl::StatusOr<std::vector<std::vector<SampledToken>>> SampleFirst(ParallelExecutor& executor,
                                                                      std::span<std::vector<Sampler>> prompts);

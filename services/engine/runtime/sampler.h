@@ -71,15 +71,12 @@ class Sampler {
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
-  // Describes how the next token is sampled from row `logits_row`. With draws_ahead() it may be the token after `ahead`
-  // others that are not taken yet. Borrows from the sampler until its next change. With a grammar it fills the mask of
-  // tokens on the host: call it after the pass has started, which runs meanwhile.
-  kernels::SampleRow Row(int32_t logits_row, int64_t ahead = 0);
+  // Describes how the next token is sampled from row `logits_row`. Borrows from the sampler until its next change. With
+  // a grammar it fills the mask of tokens on the host: call it after the pass has started, which runs meanwhile.
+  kernels::SampleRow Row(int32_t logits_row);
   // Takes the result of kernels::SampleTokens for Row(). `top`: the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
 
-  // Whether sampling a token does not depend on the tokens before it.
-  bool draws_ahead() const { return !penalizes() && matcher_ == nullptr; }
   // Whether the continuation ends within the next `ahead` tokens, whatever they are.
   bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
 

@@ -57,6 +57,37 @@ class FailingCopies final : public test::FakeDeviceBackend {
   };
 };
 
+// Which tokens may come depends on the one before: a mask that is a token old lets others through.
+class ChainGrammar final : public grammar::TokenGrammar {
+ public:
+  explicit ChainGrammar(int32_t width) : width_(width) {}
+  std::unique_ptr<grammar::TokenMatcher> NewMatcher() const override { return std::make_unique<Matcher>(); }
+  int32_t width() const override { return width_; }
+  size_t num_bytes() const override { return 0; }
+
+ private:
+  class Matcher final : public grammar::TokenMatcher {
+   public:
+    absl::Status FillMask(std::span<uint32_t> mask) override {
+      std::fill(mask.begin(), mask.end(), 0);
+      for (size_t token = Next(); token < 4000; token += 7) mask[token / 32] |= 1u << (token % 32);
+      return absl::OkStatus();
+    }
+    absl::Status Accept(int32_t token) override {
+      if (static_cast<size_t>(token) % 7 != Next()) return absl::InvalidArgumentError("does not fit");
+      last_ = token;
+      return absl::OkStatus();
+    }
+    bool ended() const override { return false; }
+    bool complete() const override { return true; }
+
+   private:
+    size_t Next() const { return static_cast<size_t>(last_ * 31 + 5) % 7; }
+    int32_t last_ = 0;
+  };
+  const int32_t width_;
+};
+
 class AsyncSchedulingTest : public EnginesTest {
  protected:
   static DecodeEngineOptions Options(bool async, int32_t max_rows = 64) {
@@ -65,8 +96,17 @@ class AsyncSchedulingTest : public EnginesTest {
     options.async_scheduling = async;
     return options;
   }
+  // Small budgets, so that the methods choose.
+  static DecodeOptions RandomSelection(std::mt19937& random) {
+    const char* const names[] = {"dense", "sparcas", "quest", "loopserve"};
+    DecodeOptions options(names[random() % std::size(names)]);
+    options.budget = 64;
+    options.dense_layers = 1;
+    options.recent = 16;
+    return options;
+  }
   // What a request looks like that some want and others do not.
-  static SamplingParams RandomSampling(std::mt19937& random, bool may_penalize) {
+  static SamplingParams RandomSampling(std::mt19937& random) {
     SamplingParams sampling;
     sampling.temperature = random() % 3 == 0 ? 0 : 1;
     sampling.seed = random();
@@ -76,7 +116,9 @@ class AsyncSchedulingTest : public EnginesTest {
     if (random() % 2 == 0) sampling.top_p = 0.9f;
     if (random() % 4 == 0) sampling.min_tokens = sampling.max_tokens / 2;
     if (random() % 4 == 0) sampling.num_logprobs = static_cast<int32_t>(random() % 4);
-    if (may_penalize && random() % 6 == 0) sampling.frequency_penalty = 0.5f;
+    if (random() % 4 == 0) sampling.frequency_penalty = 0.5f;
+    if (random() % 4 == 0) sampling.repetition_penalty = 1.2f;
+    if (random() % 3 == 0) sampling.grammar = std::make_shared<ChainGrammar>(model_->config().vocab_size);
     if (random() % 4 == 0) sampling.logit_bias = {{static_cast<int32_t>(random() % 4000), 5.0f}};
     // So many that some continuation ends at any step.
     for (int i = 0; i < 120 && random() % 4 != 0; ++i)
@@ -90,18 +132,23 @@ TEST_F(AsyncSchedulingTest, AnswersAreThoseOfStepsThatWait) {
   struct Asked {
     std::vector<int32_t> prompt;
     SamplingParams sampling;
+    DecodeOptions selection;
   };
   for (int round = 0; round < 3; ++round) {
     std::vector<Asked> all;
-    // Steps with a row that penalizes wait: some of one round, so that both kinds take turns.
     for (int i = 0; i < 18; ++i)
-      all.push_back({RandomPrompt(random, 20 + random() % 200), RandomSampling(random, round == 1)});
+      all.push_back({RandomPrompt(random, 20 + random() % 200), RandomSampling(random),
+                     round == 1 ? RandomSelection(random) : DecodeOptions()});
     std::vector<Tokens> answers[2];
     for (const bool async : {false, true}) {
       // The last pool is too small for all: sequences give way and come back.
       Start(8192, round == 2 ? 1600 : 16384, {}, Options(async, 16));
       std::vector<std::shared_ptr<Outcome>> outcomes;
-      for (const Asked& asked : all) outcomes.push_back(Submit(asked.prompt, asked.sampling));
+      for (const Asked& asked : all) {
+        selection_ = asked.selection;
+        outcomes.push_back(Submit(asked.prompt, asked.sampling));
+      }
+      selection_ = {};
       for (const auto& outcome : outcomes) {
         ASSERT_TRUE(outcome->Wait());
         ASSERT_TRUE(outcome->status.ok()) << outcome->status;
@@ -115,36 +162,59 @@ TEST_F(AsyncSchedulingTest, AnswersAreThoseOfStepsThatWait) {
   }
 }
 
-// A stop token is found when its continuation has a row in the next step already; a limit is known before.
+// A stop token is found when its continuation has a row in the next step already; a limit is known before. So it shows
+// which steps start early.
 TEST_F(AsyncSchedulingTest, OnlyStopTokensCostASurplusRow) {
   std::mt19937 random = SeededRandom("a surplus row");
-  std::vector<int32_t> prompt, greedy;
-  size_t num_tokens = 1;
-  // A stop token that is the first token ends a continuation before it has a step.
-  while (num_tokens == 1) {
-    prompt = RandomPrompt(random, 80);
-    greedy = Expected(prompt, Greedy(20))[0];
-    num_tokens = static_cast<size_t>(std::find(greedy.begin(), greedy.end(), greedy[10]) - greedy.begin() + 1);
-  }
-  SamplingParams stops = Greedy(40);
-  stops.stop_token_ids = {greedy[10]};
+  const std::vector<int32_t> prompt = RandomPrompt(random, 80);
+  SamplingParams plain = Greedy(20);
+  plain.temperature = 1;  // the most likely tokens repeat themselves
+  plain.ignore_eos = true;
+  SamplingParams held = plain;
+  held.frequency_penalty = 0.5f;
+  held.grammar = std::make_shared<ChainGrammar>(model_->config().vocab_size);
+  DecodeOptions chooses("sparcas");
+  chooses.budget = 32;
+  chooses.dense_layers = 1;
+  const struct {
+    const char* name;
+    SamplingParams sampling;
+    DecodeOptions selection;
+  } kinds[] = {{"plain", plain, {}}, {"penalties and masks", held, {}}, {"sparcas", plain, chooses}};
   ScopedFaults disarm;
-  for (const bool async : {false, true}) {
-    Start(8192, 8192, {}, Options(async));
-    // Counts, and never acts.
-    ASSERT_TRUE(ArmFault(kStepFault, {.kind = FaultKind::kError, .only_hit = 1u << 30}).ok());
-    const auto limited = Submit(prompt, Greedy(20));
-    ASSERT_TRUE(limited->Wait());
-    EXPECT_EQ(limited->tokens[0], greedy);
-    EXPECT_EQ(FaultHits(kStepFault), 19u);
-    ASSERT_TRUE(ArmFault(kStepFault, {.kind = FaultKind::kError, .only_hit = 1u << 30}).ok());
-    const auto stopped = Submit(prompt, stops);
-    ASSERT_TRUE(stopped->Wait());
-    ASSERT_TRUE(stopped->status.ok()) << stopped->status;
-    EXPECT_EQ(stopped->tokens[0], std::vector<int32_t>(greedy.begin(), greedy.begin() + num_tokens));
-    EXPECT_EQ(FaultHits(kStepFault), num_tokens - 1 + (async ? 1 : 0));
-    StopAll();
-    EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.name);
+    selection_ = kind.selection;
+    std::vector<int32_t> all;
+    for (const bool async : {false, true}) {
+      Start(8192, 8192, {}, Options(async));
+      // Counts, and never acts.
+      ASSERT_TRUE(ArmFault(kStepFault, {.kind = FaultKind::kError, .only_hit = 1u << 30}).ok());
+      const auto limited = Submit(prompt, kind.sampling);
+      ASSERT_TRUE(limited->Wait());
+      ASSERT_TRUE(limited->status.ok()) << limited->status;
+      if (async) {
+        EXPECT_EQ(limited->tokens[0], all);
+      }
+      all = limited->tokens[0];
+      EXPECT_EQ(FaultHits(kStepFault), 19u);
+      // The first token whose value was not there before, behind some steps.
+      size_t last = 5;
+      while (last + 1 < all.size() && std::find(all.begin(), all.begin() + last, all[last]) != all.begin() + last)
+        ++last;
+      ASSERT_LT(last + 1, all.size());
+      SamplingParams stops = kind.sampling;
+      stops.max_tokens = 40;
+      stops.stop_token_ids = {all[last]};
+      ASSERT_TRUE(ArmFault(kStepFault, {.kind = FaultKind::kError, .only_hit = 1u << 30}).ok());
+      const auto stopped = Submit(prompt, stops);
+      ASSERT_TRUE(stopped->Wait());
+      ASSERT_TRUE(stopped->status.ok()) << stopped->status;
+      EXPECT_EQ(stopped->tokens[0], std::vector<int32_t>(all.begin(), all.begin() + last + 1));
+      EXPECT_EQ(FaultHits(kStepFault), last + (async ? 1 : 0));
+      StopAll();
+      EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+    }
   }
 }
 
@@ -185,20 +255,26 @@ TEST_F(AsyncSchedulingTest, WhoIsCancelledOrLateEndsAndTheOthersGoOn) {
   EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
 }
 
-// Rows that penalize what came before need it on the host. The others take no other tokens beside them, whether they
+// Rows whose next token is known already wait for the host. The others take no other tokens beside them, whether they
 // join or leave.
 TEST_F(AsyncSchedulingTest, RowsThatNeedTheHostJoinAndLeave) {
   std::mt19937 random = SeededRandom("rows that need the host");
   const std::vector<int32_t> prompt = RandomPrompt(random, 60), other = RandomPrompt(random, 90);
-  SamplingParams penalized = Greedy(12);
-  penalized.repetition_penalty = 1.3f;
   Start(8192, 8192, {}, Options(true));
   const auto longer = Submit(prompt, Greedy(150));
+  const std::vector<int32_t> expected = Expected(other, Greedy(12))[0];
+  // Its budget is more than there is, so it answers as the model; with compact pages it replays one token a step.
+  selection_ = DecodeOptions("sparcas");
+  change_decode_ = [&](DecodeRequest& request) { request.replay.assign(expected.begin(), expected.begin() + 6); };
   for (int i = 0; i < 3; ++i) {
-    const auto beside = Submit(other, penalized);
+    const auto beside = Submit(other, Greedy(12));
     ASSERT_TRUE(beside->Wait());
-    EXPECT_EQ(beside->tokens, Expected(other, penalized));
+    ASSERT_TRUE(beside->status.ok()) << beside->status;
+    std::vector<int32_t> fresh(expected.begin() + 6, expected.end());
+    fresh.insert(fresh.begin(), expected[0]);
+    EXPECT_EQ(beside->tokens[0], fresh);
   }
+  change_decode_ = nullptr;
   ASSERT_TRUE(longer->Wait());
   EXPECT_EQ(longer->tokens, Expected(prompt, Greedy(150)));
 }

@@ -345,7 +345,6 @@ TEST(SamplerGrammarTest, TakesWhatFitsAndEndsThere) {
   params.min_tokens = 10;  // nothing but the end fits before
   params.grammar = std::make_shared<OnesGrammar>(3, 40);
   Sampler sampler(params, {40}, 0, {}, {}, 5, 1000);
-  EXPECT_FALSE(sampler.draws_ahead());
   EXPECT_FALSE(sampler.takes_argmax());
   for (int i = 0; i < 3; ++i) {
     const SampledToken token = test::SampleOnHost(sampler, logits);
