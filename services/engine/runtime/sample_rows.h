@@ -1,10 +1,12 @@
 // Samples one token for every row of an executor's last logits.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/common/thread_pool.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -26,7 +28,11 @@ class RowSampler {
                                                                      std::span<std::vector<Sampler>> prompts);
 
  private:
-  std::vector<kernels::SampleRow> rows_;  // one for each sampler that draws
+  void FillMasks(std::span<Sampler* const> samplers);
+
+  std::vector<kernels::SampleRow> rows_;            // one for each sampler that draws
+  std::vector<Sampler*> masked_;                    // those whose mask is to be filled
+  std::unique_ptr<kernels::ThreadPool> mask_pool_;  // made when there are two of them first
 };
 
 }  // namespace spl::engine

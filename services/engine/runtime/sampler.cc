@@ -112,30 +112,33 @@ void Sampler::Accept(int32_t token) {
   last_edit_ = static_cast<int32_t>(&edit - edits_.data());
 }
 
+void Sampler::FillMask() {
+  mask_.resize(grammar::MaskWords(params_.grammar->width()));
+  fit_ = matcher_->FillMask(mask_);
+  if (!fit_.ok()) mask_.clear();  // the next token ends the continuation, whatever it is
+}
+
 kernels::SampleRow Sampler::Row(int32_t logits_row) {
-  if (matcher_ != nullptr && mask_.empty() && fit_.ok() && !matcher_->ended()) {
-    mask_.resize(grammar::MaskWords(params_.grammar->width()));
-    fit_ = matcher_->FillMask(mask_);
-    if (!fit_.ok()) mask_.clear();  // the token of this row ends the continuation, whatever it is
-  }
+  if (needs_mask()) FillMask();
   const bool bans_ends = num_output_ < params_.min_tokens && !end_ids_.empty() && (mask_.empty() || !OnlyEndsFit());
   const bool edits = bans_ends || penalizes() || !params_.logit_bias.empty();
-  return {.logits_row = logits_row,
-          .temperature = params_.temperature,
-          .top_k = params_.top_k,
-          .top_p = params_.top_p,
-          .min_p = params_.min_p,
-          .repetition_penalty = params_.repetition_penalty,
-          .presence_penalty = params_.presence_penalty,
-          .frequency_penalty = params_.frequency_penalty,
-          .bans_ends = bans_ends,
-          .num_top = params_.num_logprobs.value_or(-1),
-          .random = kernels::SamplingRandom(params_.seed, static_cast<uint32_t>(fork_), static_cast<uint64_t>(num_output_)),
-          .edits = edits ? std::span<const kernels::TokenEdit>(edits_) : std::span<const kernels::TokenEdit>(),
-          .edits_id = edits_id_,
-          .edits_version = edits_version_,
-          .last_edit = last_edit_,
-          .mask = mask_};
+  return {
+      .logits_row = logits_row,
+      .temperature = params_.temperature,
+      .top_k = params_.top_k,
+      .top_p = params_.top_p,
+      .min_p = params_.min_p,
+      .repetition_penalty = params_.repetition_penalty,
+      .presence_penalty = params_.presence_penalty,
+      .frequency_penalty = params_.frequency_penalty,
+      .bans_ends = bans_ends,
+      .num_top = params_.num_logprobs.value_or(-1),
+      .random = kernels::SamplingRandom(params_.seed, static_cast<uint32_t>(fork_), static_cast<uint64_t>(num_output_)),
+      .edits = edits ? std::span<const kernels::TokenEdit>(edits_) : std::span<const kernels::TokenEdit>(),
+      .edits_id = edits_id_,
+      .edits_version = edits_version_,
+      .last_edit = last_edit_,
+      .mask = mask_};
 }
 
 SampledToken Sampler::TakeArgmax(int32_t token) {

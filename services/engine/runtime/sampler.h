@@ -71,8 +71,11 @@ class Sampler {
           std::span<const int32_t> prior_output, int64_t num_prompt_tokens, int64_t max_context);
   Sampler(Sampler&&) = default;  // a copy would share the name of its edits
 
-  // Describes how the next token is sampled from row `logits_row`. Borrows from the sampler until its next change. With
-  // a grammar it fills the mask of tokens on the host: call it after the pass has started, which runs meanwhile.
+  // Whether Row has to fill a mask first: with a grammar, once for each token. Takes from some us to some ms, so that
+  // it is better done while the pass runs.
+  bool needs_mask() const { return matcher_ != nullptr && mask_.empty() && fit_.ok() && !matcher_->ended(); }
+  void FillMask();
+  // Describes how the next token is sampled from row `logits_row`. Borrows from the sampler until its next change.
   kernels::SampleRow Row(int32_t logits_row);
   // Takes the result of kernels::SampleTokens for Row(). `top`: the row's alternatives.
   SampledToken Take(const kernels::SampledRow& row, std::span<const kernels::TopToken> top);
