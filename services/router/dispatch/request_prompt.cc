@@ -84,9 +84,9 @@ absl::Status CheckAndClamp(GenerationRequest& request, const RequestPrompt& prom
   const uint64_t num_tokens = prompt.tokens.size();
   if (num_tokens == 0) return ParamError(field, "has no tokens");
   if (request.prompt_logprobs.has_value() && request.reuse.policy() != methods::kExact)
-    return ParamError(request.echo ? "echo" : "prompt_logprobs",
+    return ParamError(request.echo && request.sampling.logprobs.has_value() ? "echo" : "prompt_logprobs",
                       "log-probabilities of prompts are those of exact prefill, and the request's reuse is \"{}\": set "
-                      "splice.reuse to \"exact\"",
+                      "its reuse to \"exact\"",
                       request.reuse.policy());
   const auto too_long = [&](const char* what, uint64_t room) {
     return SetErrorCode(

@@ -8,6 +8,9 @@
 namespace spl::router {
 namespace {
 
+// Log-probabilities in one message: some 100 KB, far below the 4 MB that clients of gRPC accept.
+constexpr size_t kLogprobsPerMessage = 8192;
+
 v1::GenerateResponse ToProto(const Delta& delta) {
   v1::GenerateResponse response;
   v1::GenerateResponse::Delta* out = response.mutable_delta();
@@ -38,6 +41,11 @@ std::shared_ptr<GenerateReactor> GenerateReactor::Create(grpc::CallbackServerCon
   return reactor;
 }
 
+void GenerateReactor::SetEcho(std::string text) {
+  std::lock_guard lock(mutex_);
+  echo_ = std::move(text);
+}
+
 void GenerateReactor::Attach(const std::shared_ptr<Generation>& generation) {
   std::lock_guard lock(mutex_);
   generation_ = generation;
@@ -46,7 +54,7 @@ void GenerateReactor::Attach(const std::shared_ptr<Generation>& generation) {
 
 bool GenerateReactor::OnOutput(std::span<const Delta> deltas, const FinalInfo* final) {
   std::lock_guard lock(mutex_);
-  for (const Delta& delta : deltas) pending_.push_back(ToProto(delta));
+  for (const Delta& delta : deltas) AddLocked(delta);
   if (final != nullptr) {
     pending_.push_back(ToProto(*final));
     ended_ = true;
@@ -54,6 +62,29 @@ bool GenerateReactor::OnOutput(std::span<const Delta> deltas, const FinalInfo* f
   paused_ = pending_.size() > kMaxPending;
   AdvanceLocked();
   return !paused_;
+}
+
+// All continuations' first deltas have the prompt; the client gets it once.
+void GenerateReactor::AddLocked(const Delta& delta) {
+  if (delta.prompt != nullptr && begun_.empty()) AddPromptLocked(*delta.prompt);
+  v1::GenerateResponse response = ToProto(delta);
+  if (begun_.insert(delta.index).second) response.mutable_delta()->mutable_text()->insert(0, echo_);
+  pending_.push_back(std::move(response));
+}
+
+void GenerateReactor::AddPromptLocked(const std::vector<OutputToken>& prompt) {
+  size_t room = 0;
+  for (const OutputToken& token : prompt) {
+    const size_t size = 1 + token.top.size();
+    if (room < size) {
+      pending_.emplace_back();
+      room = kLogprobsPerMessage;
+    }
+    room -= size;
+    v1::GenerateResponse::PromptTokens::Token* const out = pending_.back().mutable_prompt()->add_tokens();
+    out->set_token_id(static_cast<uint32_t>(token.id));
+    if (token.has_logprob) *out->mutable_logprob() = LogprobToProto(token);
+  }
 }
 
 void GenerateReactor::OnError(const absl::Status& status) {

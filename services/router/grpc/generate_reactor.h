@@ -4,6 +4,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "services/router/dispatch/generation.h"
 #include "spl/v1/inference.grpc.pb.h"
@@ -16,6 +19,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
  public:
   static std::shared_ptr<GenerateReactor> Create(grpc::CallbackServerContext* context);
 
+  // Text that comes in front of each continuation's. Call before Attach.
+  void SetEcho(std::string text);
   // Cancels the generation if the call has already ended. Call once.
   void Attach(const std::shared_ptr<Generation>& generation);
 
@@ -29,6 +34,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
   void OnCancel() override;
   void OnDone() override;
 
+  void AddLocked(const Delta& delta);
+  void AddPromptLocked(const std::vector<OutputToken>& prompt);
   void AdvanceLocked();
 
   static constexpr size_t kMaxPending = 64;  // messages; more pauses the generation
@@ -37,6 +44,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
   std::shared_ptr<GenerateReactor> self_;
   std::mutex mutex_;  // guards all below
   std::weak_ptr<Generation> generation_;
+  std::string echo_;
+  std::set<uint32_t> begun_;                  // continuations that had a delta
   std::deque<v1::GenerateResponse> pending_;  // the front one is being written if writing_
   bool writing_ = false;
   bool paused_ = false;

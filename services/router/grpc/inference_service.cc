@@ -9,6 +9,7 @@
 #include "services/router/grpc/prompt_from_proto.h"
 #include "services/router/grpc/proto_names.h"
 #include "services/router/request/api_error.h"
+#include "services/router/request/echo_text.h"
 #include "services/router/request/wire.h"
 
 namespace spl::router {
@@ -29,8 +30,11 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerateRequest& request, 
   out.sampling = FromProto(request.sampling(), defaults);
   out.stop.assign(request.stop().begin(), request.stop().end());
   out.echo = request.echo();
-  if (out.echo && out.sampling.logprobs.has_value())
-    return ParamError("echo", "together with logprobs is served over HTTP only (/v1/completions)");
+  if (out.echo && std::holds_alternative<ChatPrompt>(out.prompt))
+    return ParamError("echo", "is served for prompts of text, parts or tokens, and this one is a chat");
+  std::optional<uint32_t> prompt_logprobs;
+  if (request.has_prompt_logprobs()) prompt_logprobs = request.prompt_logprobs();
+  AskPromptLogprobs(prompt_logprobs, out);
   out.reuse = request.reuse();
   out.namespace_name = request.namespace_name();
   out.session = request.session();
@@ -80,6 +84,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(grpc:
     bases_.Resolve(caller, &waiting->prompt, &waiting->knowledge_bases,
                    [this, reactor, waiting, held](const absl::Status& resolved) {
                      if (!resolved.ok()) return reactor->OnError(resolved);
+                     if (waiting->echo) reactor->SetEcho(EchoText(core_.model(), *waiting, waiting->prompt));
                      const std::shared_ptr<Generation> generation =
                          core_.Create(std::move(*waiting), reactor, std::move(*held));
                      reactor->Attach(generation);

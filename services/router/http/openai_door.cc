@@ -6,19 +6,11 @@
 
 #include "services/base/status.h"
 #include "services/router/http/request_fields.h"
+#include "services/router/request/echo_text.h"
 #include "services/router/request/openai_response.h"
 
 namespace spl::router {
 namespace {
-
-// A prompt as text, for echo.
-std::string EchoText(const ServedModel& model, const GenerationRequest& request, const Prompt& prompt) {
-  if (const auto* text = std::get_if<std::string>(&prompt)) return *text;
-  // Segments and ids come back through the tokenizer.
-  const absl::StatusOr<TokenizedPrompt> tokens = model.Tokenize(prompt, request.add_special_tokens);
-  if (!tokens.ok()) return "";  // the request fails for the same reason
-  return model.tokenizer().Decode(tokens->ids, {.skip_special_tokens = request.skip_special_tokens}).value_or("");
-}
 
 std::vector<std::string> EchoTexts(const ServedModel& model, const ApiRequest& parsed) {
   std::vector<std::string> texts = {EchoText(model, parsed.generation, parsed.generation.prompt)};

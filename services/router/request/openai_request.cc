@@ -201,10 +201,7 @@ void ReadPromptLogprobs(ObjectReader& reader, ApiRequest* out) {
   if (asked.has_value()) out->prompt_logprobs = static_cast<uint32_t>(*asked);
   if (asked.has_value() && out->stream.stream)
     reader.Fail(ParamError("prompt_logprobs", "is served without stream; with echo, logprobs are of the prompt, too"));
-  GenerationRequest& request = out->generation;
-  request.prompt_logprobs = out->prompt_logprobs;
-  if (request.echo && request.sampling.logprobs.has_value())
-    request.prompt_logprobs = std::max(*request.sampling.logprobs, out->prompt_logprobs.value_or(0));
+  AskPromptLogprobs(out->prompt_logprobs, out->generation);
 }
 
 }  // namespace

@@ -150,9 +150,19 @@ absl::Status ValidateRequest(const GenerationRequest& request) {
   if (request.session.size() > kMaxNameBytes)
     return ParamError("session", "may have {} bytes at most, got {}", kMaxNameBytes, request.session.size());
   SPLICE_RETURN_IF_ERROR(ValidateSampling(request.sampling));
+  // An echo's number is that of `logprobs`, which has been checked.
+  if (request.prompt_logprobs.value_or(0) > kMaxTopLogprobs)
+    return ParamError("prompt_logprobs", "at most {} per token are served, got {}", kMaxTopLogprobs,
+                      *request.prompt_logprobs);
   SPLICE_RETURN_IF_ERROR(ValidateStop(request.stop));
   SPLICE_RETURN_IF_ERROR(ValidateSegments(request.prompt, request.reuse.policy()));
   return ValidateReuse(request);
+}
+
+void AskPromptLogprobs(std::optional<uint32_t> num_top, GenerationRequest& request) {
+  request.prompt_logprobs = num_top;
+  if (request.echo && request.sampling.logprobs.has_value())
+    request.prompt_logprobs = std::max(*request.sampling.logprobs, num_top.value_or(0));
 }
 
 const char* FinishReasonName(FinishReason reason) {

@@ -151,6 +151,10 @@ struct GenerationRequest {
 // knowledge base. InvalidArgument names the field below `segment.field`.
 absl::Status CheckSource(const PromptSegment& segment, bool has_text);
 
+// Asks for log-probabilities of the prompt with `num_top` alternatives (unset: for none), and for at least as many as
+// the answer has if the prompt is echoed beside them. Call after `echo` and `sampling` are set.
+void AskPromptLogprobs(std::optional<uint32_t> num_top, GenerationRequest& request);
+
 // Checks ranges and lengths of everything that does not need the model. InvalidArgument names the field (ParamOf).
 absl::Status ValidateRequest(const GenerationRequest& request);
 

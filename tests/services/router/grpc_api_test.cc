@@ -35,6 +35,9 @@ class GrpcApiTest : public ::testing::Test {
     v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
     v1::GenerateResponse::Final final;
     bool final_is_last = false;
+    std::vector<v1::GenerateResponse::PromptTokens::Token> prompt;
+    int prompt_messages = 0;
+    size_t largest_bytes = 0;
   };
   Result Generate(const v1::GenerateRequest& request, grpc::ClientContext* context) {
     Result result;
@@ -43,6 +46,12 @@ class GrpcApiTest : public ::testing::Test {
     while (reader->Read(&response)) {
       result.final_is_last = response.has_final();
       if (response.has_final()) result.final = response.final();
+      result.largest_bytes = std::max(result.largest_bytes, response.ByteSizeLong());
+      if (response.has_prompt()) {
+        EXPECT_TRUE(result.text.empty() && result.ids.empty()) << "the prompt comes first";
+        result.prompt_messages += 1;
+        result.prompt.insert(result.prompt.end(), response.prompt().tokens().begin(), response.prompt().tokens().end());
+      }
       if (!response.has_delta()) continue;
       result.text += response.delta().text();
       result.ids.insert(result.ids.end(), response.delta().token_ids().begin(), response.delta().token_ids().end());
@@ -90,6 +99,15 @@ TEST_F(GrpcApiTest, InvalidArgumentNamesTheField) {
     r.mutable_reuse()->set_policy("splice");
     r.mutable_reuse()->mutable_heads()->set_ffn_mass(2);
   });
+  expect("prompt_logprobs: at most 20", [](auto& r) { r.set_prompt_logprobs(21); });
+  expect("prompt_logprobs: log-probabilities of prompts are those of exact prefill", [](auto& r) {
+    r.set_prompt_logprobs(1);
+    r.mutable_reuse()->set_policy("sparsex");
+  });
+  expect("echo: is served for prompts of text, parts or tokens", [](auto& r) {
+    r.mutable_prompt()->mutable_chat()->add_messages()->set_role("user");
+    r.set_echo(true);
+  });
   expect("namespace_name: may have", [](auto& r) { r.set_namespace_name(std::string(300, 'x')); });
   expect("prompt.tokens.segments: [2, 1) must be", [](auto& r) {
     auto& tokens = *r.mutable_prompt()->mutable_tokens();
@@ -103,6 +121,77 @@ TEST_F(GrpcApiTest, InvalidArgumentNamesTheField) {
     message.set_role("user");
     for (int i = 0; i < 20'000; ++i) message.mutable_content()->append("word and ");
   });
+}
+
+v1::GenerateRequest TokensRequest(uint32_t num_tokens, uint32_t max_tokens) {
+  v1::GenerateRequest request;
+  for (uint32_t i = 0; i < num_tokens; ++i) request.mutable_prompt()->mutable_tokens()->add_ids(10 + i % 100);
+  request.mutable_sampling()->set_max_tokens(max_tokens);
+  return request;
+}
+
+// The fake worker gives token i of a prompt -i, and alternative j of it, token j + 1, -j.
+TEST_F(GrpcApiTest, LogProbabilitiesOfAPrompt) {
+  v1::GenerateRequest request = TokensRequest(4, 2);
+  request.set_prompt_logprobs(2);
+  request.mutable_sampling()->set_n(3);
+  const Result result = Generate(request);
+  ASSERT_TRUE(result.status.ok()) << result.status.error_message();
+  ASSERT_EQ(result.prompt.size(), 4u) << "once for all continuations";
+  EXPECT_EQ(result.prompt_messages, 1);
+  EXPECT_FALSE(result.prompt[0].has_logprob());
+  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(result.prompt[i].token_id(), 10 + i);
+  for (int i = 1; i < 4; ++i) {
+    const v1::TokenLogprob& logprob = result.prompt[i].logprob();
+    EXPECT_EQ(logprob.logprob(), static_cast<float>(-i));
+    ASSERT_EQ(logprob.top_size(), 2);
+    EXPECT_EQ(logprob.top(1).token_id(), 2u);
+    EXPECT_EQ(logprob.top(1).logprob(), -1);
+  }
+  EXPECT_EQ(result.ids.size(), 6u);
+  EXPECT_EQ(result.final.completion_tokens(), 6u);
+  request.clear_prompt_logprobs();
+  EXPECT_EQ(Generate(request).prompt_messages, 0) << "nobody asked for them";
+}
+
+// A client of gRPC refuses messages of more than 4 MB.
+TEST_F(GrpcApiTest, LogProbabilitiesOfALongPromptComeInPieces) {
+  v1::GenerateRequest request = TokensRequest(3000, 1);
+  request.set_prompt_logprobs(20);
+  const Result result = Generate(request);
+  ASSERT_TRUE(result.status.ok()) << result.status.error_message();
+  EXPECT_GT(result.prompt_messages, 1);
+  EXPECT_LT(result.largest_bytes, 256u << 10);
+  ASSERT_EQ(result.prompt.size(), 3000u);
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_EQ(result.prompt[i].token_id(), static_cast<uint32_t>(10 + i % 100));
+    ASSERT_EQ(result.prompt[i].logprob().logprob(), static_cast<float>(-i)) << i;
+  }
+}
+
+TEST_F(GrpcApiTest, AnEchoIsInFrontOfEveryContinuation) {
+  v1::GenerateRequest request = Request(3);
+  const std::string plain = Generate(request).text;
+  request.set_echo(true);
+  EXPECT_EQ(Generate(request).text, "the typed interface" + plain);
+  request.mutable_sampling()->set_n(2);
+  const std::string both = Generate(request).text;
+  EXPECT_NE(both.find("the typed interface"), both.rfind("the typed interface")) << both;
+}
+
+// As over HTTP: with log-probabilities the echo has those of the prompt, too.
+TEST_F(GrpcApiTest, AnEchoWithLogProbabilitiesHasThoseOfThePrompt) {
+  v1::GenerateRequest request = TokensRequest(4, 1);
+  request.set_echo(true);
+  request.mutable_sampling()->set_logprobs(1);
+  Result result = Generate(request);
+  ASSERT_TRUE(result.status.ok()) << result.status.error_message();
+  ASSERT_EQ(result.prompt.size(), 4u);
+  EXPECT_EQ(result.prompt[3].logprob().top_size(), 1);
+  request.set_prompt_logprobs(3);
+  result = Generate(request);
+  ASSERT_EQ(result.prompt.size(), 4u);
+  EXPECT_EQ(result.prompt[3].logprob().top_size(), 3);
 }
 
 TEST_F(GrpcApiTest, EmptyPromptUnknownModelAndPolicy) {
