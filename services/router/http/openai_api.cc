@@ -50,7 +50,7 @@ OpenAiApi::OpenAiApi(Dispatcher& core, KnowledgeBases& bases, const ApiKeys& key
       metrics_(metrics),
       options_(std::move(options)),
       generations_(core, bases, options_.strict_requests),
-      responses_(core.model(), core.namespace_keys(), options_.stored_responses),
+      responses_(core.model(), core.namespace_keys(), metrics, options_.stored_responses),
       model_route_{
           {"GET"}, true, Place::kHere, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) { GetModel(e); }},
       response_route_{

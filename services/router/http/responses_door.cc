@@ -1,6 +1,9 @@
 #include "services/router/http/responses_door.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "services/base/ids.h"
@@ -15,8 +18,17 @@ namespace {
 
 StoredResponses::Clock::time_point Now() { return StoredResponses::Clock::now(); }
 
-absl::Status NotKept(const char* what, const std::string& id, const char* code) {
-  return SetErrorCode(Errorf(absl::StatusCode::kNotFound, "{} with id '{}' not found.", what, id), code);
+// Says what to do, too: a response that another router keeps looks like one that is kept no more.
+absl::Status NotKept(const StoredResponses& stored, const char* what, const std::string& id, const char* code) {
+  const std::string why =
+      stored.enabled() ? fmt::format(
+                             "The router that made a response keeps it in its memory, at most {} s after its "
+                             "last use (--stored-responses-lease); other routers do not have it. Send all of a "
+                             "conversation to one router, or its items as input",
+                             stored.ttl().count())
+                       : "This router keeps no responses (--stored-responses-bytes is 0): send the conversation's "
+                         "items as input";
+  return SetErrorCode(Errorf(absl::StatusCode::kNotFound, "{} with id '{}' not found. {}.", what, id, why), code);
 }
 
 // REQUIRES: the text of a list, written by this program.
@@ -38,14 +50,15 @@ std::function<void(const OrderedJson&)> Keeper(std::shared_ptr<StoredResponses> 
 
 }  // namespace
 
-ResponsesDoor::ResponsesDoor(const ServedModel& model, const NamespaceKeys& keys, StoredResponsesOptions options)
-    : model_(model), keys_(keys), stored_(std::make_shared<StoredResponses>(options)) {}
+ResponsesDoor::ResponsesDoor(const ServedModel& model, const NamespaceKeys& keys, Metrics& metrics,
+                             StoredResponsesOptions options)
+    : model_(model), keys_(keys), stored_(std::make_shared<StoredResponses>(options, metrics)) {}
 
 EarlierResponses ResponsesDoor::EarlierOf(const StoredResponses::Owner& owner) const {
   EarlierResponses earlier;
   earlier.conversation = [this, owner](const std::string& id) -> absl::StatusOr<EarlierConversation> {
     const auto found = stored_->Find(owner, id, Now());
-    if (found == nullptr) return NotKept("Previous response", id, "previous_response_not_found");
+    if (found == nullptr) return NotKept(*stored_, "Previous response", id, "previous_response_not_found");
     return EarlierConversation{ItemsOf(*found), found->session};
   };
   earlier.item = [this, owner](const std::string& id) -> absl::StatusOr<Json> {
@@ -54,7 +67,7 @@ EarlierResponses ResponsesDoor::EarlierOf(const StoredResponses::Owner& owner) c
     for (const Json& item : items) {
       if (item.value("id", Json()) == Json(id)) return item;
     }
-    return NotKept("Item", id, "item_not_found");
+    return NotKept(*stored_, "Item", id, "item_not_found");
   };
   return earlier;
 }
@@ -90,7 +103,7 @@ void ResponsesDoor::Answer(HttpExchange& exchange, const Caller& caller) const {
   const HttpRequest& http = exchange.request();
   const StoredResponses::Owner owner = keys_.DeriveOwner(caller);
   const std::string id = http.path.substr(sizeof(kResponsesPrefix) - 1);
-  const absl::Status missing = NotKept("Response", id, "response_not_found");
+  const absl::Status missing = NotKept(*stored_, "Response", id, "response_not_found");
   if (http.method == "DELETE") {
     if (!stored_->Erase(owner, id, Now())) return RespondError(exchange, missing, "");
     return RespondJson(exchange, OrderedJson{{"id", id}, {"object", "response"}, {"deleted", true}});

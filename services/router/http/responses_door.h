@@ -18,8 +18,8 @@ inline constexpr char kResponsesPrefix[] = "/v1/responses/";
 // Thread-safe. Borrows the model and the keys.
 class ResponsesDoor {
  public:
-  // `keys` tell callers apart.
-  ResponsesDoor(const ServedModel& model, const NamespaceKeys& keys, StoredResponsesOptions options);
+  // `keys` tell callers apart. `metrics`: StoredResponses.
+  ResponsesDoor(const ServedModel& model, const NamespaceKeys& keys, Metrics& metrics, StoredResponsesOptions options);
 
   // Reads a body. The response gets an id of its own, and is kept when it is done if the body says so. A request that
   // goes on with an earlier one is a turn of its conversation at the workers (GenerationRequest::session).

@@ -5,6 +5,19 @@
 
 namespace spl::router {
 
+StoredResponses::StoredResponses(StoredResponsesOptions options, Metrics& metrics)
+    : options_(options),
+      entries_metric_(
+          metrics.Gauge("splice_router_stored_responses", "Responses that a later request may go on with.")),
+      bytes_metric_(metrics.Gauge("splice_router_stored_response_bytes", "Memory of these responses.")),
+      missed_metric_(metrics.Counter("splice_router_stored_responses_missed_total",
+                                     "Times that a response was asked for that is not kept.")) {}
+
+void StoredResponses::Report() {
+  entries_metric_.Set(static_cast<double>(entries_));
+  bytes_metric_.Set(static_cast<double>(bytes_));
+}
+
 size_t StoredResponses::Entry::bytes() const { return sizeof(Entry) + 2 * id.size() + response->bytes(); }
 
 void StoredResponses::DropFirst(Shelf& shelf) {
@@ -48,12 +61,21 @@ void StoredResponses::Add(const Owner& owner, const std::string& id, StoredRespo
   bytes_ += bytes;
   ++entries_;
   MakeRoom();
+  Report();
 }
 
 std::shared_ptr<const StoredResponse> StoredResponses::Find(const Owner& owner, const std::string& id,
                                                             Clock::time_point now) {
   std::lock_guard lock(mutex_);
   DropExpired(now);
+  Report();
+  std::shared_ptr<const StoredResponse> found = FindLocked(owner, id, now);
+  if (found == nullptr) missed_metric_.Increment();
+  return found;
+}
+
+std::shared_ptr<const StoredResponse> StoredResponses::FindLocked(const Owner& owner, const std::string& id,
+                                                                  Clock::time_point now) {
   const auto shelf = shelves_.find(owner);
   if (shelf == shelves_.end()) return nullptr;
   const auto found = shelf->second.by_id.find(id);
@@ -75,6 +97,7 @@ bool StoredResponses::Erase(const Owner& owner, const std::string& id, Clock::ti
   entries.splice(entries.begin(), entries, found->second);
   DropFirst(shelf->second);
   if (entries.empty()) shelves_.erase(shelf);
+  Report();
   return true;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "services/base/metrics.h"
 #include "services/chunk/chunk.h"
 
 namespace spl::router {
@@ -31,15 +32,18 @@ struct StoredResponse {
 
 // A table in memory, bounded in bytes, entries and time. Callers see their own responses only. Beyond a bound the least
 // recently used response of the caller who keeps the most bytes is dropped, so that no caller loses one to a caller who
-// has more. Thread-safe; never blocks for long.
+// has more. Expired responses go with the next call. Thread-safe; never blocks for long.
 class StoredResponses {
  public:
   using Clock = std::chrono::steady_clock;
   using Owner = chunk::Digest;
 
-  explicit StoredResponses(StoredResponsesOptions options) : options_(options) {}
+  // Counts in `metrics`, which must outlive it: splice_router_stored_responses, splice_router_stored_response_bytes,
+  // and in splice_router_stored_responses_missed_total each Find without an answer.
+  StoredResponses(StoredResponsesOptions options, Metrics& metrics);
 
   bool enabled() const { return options_.max_bytes > 0; }
+  std::chrono::seconds ttl() const { return options_.ttl; }
   // Keeps a response under its id, which must be unguessable.
   void Add(const Owner& owner, const std::string& id, StoredResponse response, Clock::time_point now);
   // Null: there is none of this owner. Counts as a use.
@@ -65,8 +69,13 @@ class StoredResponses {
   void DropFirst(Shelf& shelf);
   void DropExpired(Clock::time_point now);
   void MakeRoom();
+  std::shared_ptr<const StoredResponse> FindLocked(const Owner& owner, const std::string& id, Clock::time_point now);
+  void Report();
 
   const StoredResponsesOptions options_;
+  prometheus::Gauge& entries_metric_;
+  prometheus::Gauge& bytes_metric_;
+  prometheus::Counter& missed_metric_;
   mutable std::mutex mutex_;  // guards the three below
   std::map<Owner, Shelf> shelves_;
   size_t bytes_ = 0;

@@ -11,6 +11,7 @@ using nlohmann::json;
 using testing::Call;
 using testing::EchoCluster;
 using testing::ErrorOf;
+using ::testing::HasSubstr;
 using testing::NamedEvent;
 using ::testing::StartsWith;
 using testing::TestResponse;
@@ -119,6 +120,8 @@ TEST(ResponsesApiTest, KeptResponsesAreReadAndDeleted) {
     EXPECT_EQ(next.status, 404);
     EXPECT_EQ(ErrorOf(next).at("param"), "previous_response_id");
     EXPECT_EQ(ErrorOf(next).at("code"), "previous_response_not_found");
+    // It may be another router's.
+    EXPECT_THAT(ErrorOf(next).at("message").get<std::string>(), HasSubstr("all of a conversation to one router"));
   }
 }
 
@@ -128,7 +131,24 @@ TEST(ResponsesApiTest, NothingIsKeptWithoutRoom) {
   cluster.Start(kAll);
   const json response = cluster.Posted(kResponses, {{"input", "one"}, {"max_output_tokens", 3}});
   EXPECT_EQ(response.at("store"), false);
-  EXPECT_EQ(Call(cluster.http(), "GET", PathOf(response)).status, 404);
+  const TestResponse missing = Call(cluster.http(), "GET", PathOf(response));
+  EXPECT_EQ(missing.status, 404);
+  EXPECT_THAT(missing.body, HasSubstr("--stored-responses-bytes is 0"));
+}
+
+// A conversation that began at another router: the error says what to do, and the metrics that it happens.
+TEST(ResponsesApiTest, AnotherRoutersResponseIsMissed) {
+  EchoCluster one, other;
+  one.Start(kAll);
+  other.Start(kAll);
+  const json kept = one.Posted(kResponses, {{"input", "one"}, {"max_output_tokens", 3}});
+  const TestResponse next = other.Post(kResponses, {{"input", "two"}, {"previous_response_id", kept.at("id")}});
+  EXPECT_EQ(next.status, 404);
+  EXPECT_THAT(ErrorOf(next).at("message").get<std::string>(), HasSubstr("other routers do not have it"));
+  EXPECT_THAT(Call(one.http(), "GET", "/metrics").body, HasSubstr("\nsplice_router_stored_responses 1\n"));
+  const std::string metrics = Call(other.http(), "GET", "/metrics").body;
+  EXPECT_THAT(metrics, HasSubstr("\nsplice_router_stored_responses 0\n"));
+  EXPECT_THAT(metrics, HasSubstr("\nsplice_router_stored_responses_missed_total 1\n"));
 }
 
 TEST(ResponsesApiTest, OfEachKeyItsOwn) {

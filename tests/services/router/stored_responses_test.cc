@@ -12,12 +12,13 @@ StoredResponse Sized(size_t bytes) { return {.response = "{}", .items = std::str
 
 class StoredResponsesTest : public ::testing::Test {
  protected:
+  Metrics metrics_;
   const StoredResponses::Owner a_ = OwnerOf(1), b_ = OwnerOf(2);
   StoredResponses::Clock::time_point now_{};
 };
 
 TEST_F(StoredResponsesTest, OwnersSeeTheirOwn) {
-  StoredResponses table({});
+  StoredResponses table({}, metrics_);
   table.Add(a_, "r", {.response = "x", .items = "[]", .session = "s"}, now_);
   ASSERT_NE(table.Find(a_, "r", now_), nullptr);
   EXPECT_EQ(table.Find(a_, "r", now_)->response, "x");
@@ -30,8 +31,30 @@ TEST_F(StoredResponsesTest, OwnersSeeTheirOwn) {
   EXPECT_EQ(table.num_bytes(), 0u);
 }
 
+TEST_F(StoredResponsesTest, TheMetricsSayWhatIsKept) {
+  StoredResponses table({.ttl = seconds(10)}, metrics_);
+  const auto expect = [&](int entries, size_t bytes, int missed) {
+    const std::string text = metrics_.Render();
+    for (const std::string& line : {"splice_router_stored_responses " + std::to_string(entries),
+                                    "splice_router_stored_response_bytes " + std::to_string(bytes),
+                                    "splice_router_stored_responses_missed_total " + std::to_string(missed)})
+      EXPECT_NE(text.find("\n" + line + "\n"), std::string::npos) << line << " is not in\n" << text;
+  };
+  expect(0, 0, 0);
+  table.Add(a_, "1", Sized(100), now_);
+  table.Add(b_, "2", Sized(300), now_ + seconds(5));
+  expect(2, table.num_bytes(), 0);
+  EXPECT_GT(table.num_bytes(), 400u);
+  EXPECT_EQ(table.Find(a_, "2", now_ + seconds(5)), nullptr);
+  expect(2, table.num_bytes(), 1);
+  EXPECT_EQ(table.Find(a_, "1", now_ + seconds(12)), nullptr) << "it has expired";
+  expect(1, table.num_bytes(), 2);
+  EXPECT_TRUE(table.Erase(b_, "2", now_ + seconds(12)));
+  expect(0, 0, 2);
+}
+
 TEST_F(StoredResponsesTest, UseRenewsTheLease) {
-  StoredResponses table({.ttl = seconds(10)});
+  StoredResponses table({.ttl = seconds(10)}, metrics_);
   table.Add(a_, "old", Sized(1), now_);
   table.Add(a_, "used", Sized(1), now_);
   EXPECT_NE(table.Find(a_, "used", now_ + seconds(9)), nullptr);
@@ -44,7 +67,7 @@ TEST_F(StoredResponsesTest, UseRenewsTheLease) {
 
 // Whoever keeps the most loses the response that was not used for longest.
 TEST_F(StoredResponsesTest, RoomIsMadeByTheOneWhoKeepsTheMost) {
-  StoredResponses table({.max_bytes = 100'000});
+  StoredResponses table({.max_bytes = 100'000}, metrics_);
   table.Add(b_, "b", Sized(20'000), now_);
   for (const char* id : {"1", "2", "3"}) table.Add(a_, id, Sized(20'000), now_);
   EXPECT_NE(table.Find(a_, "1", now_), nullptr);  // "2" is the oldest now
@@ -56,18 +79,18 @@ TEST_F(StoredResponsesTest, RoomIsMadeByTheOneWhoKeepsTheMost) {
 }
 
 TEST_F(StoredResponsesTest, EntriesAreBounded) {
-  StoredResponses table({.max_entries = 3});
+  StoredResponses table({.max_entries = 3}, metrics_);
   for (const char* id : {"1", "2", "3", "4"}) table.Add(a_, id, Sized(1), now_);
   EXPECT_EQ(table.num_entries(), 3u);
   EXPECT_EQ(table.Find(a_, "1", now_), nullptr);
 }
 
 TEST_F(StoredResponsesTest, OneThatIsTooLargeIsNotKept) {
-  StoredResponses table({.max_bytes = 1000});
+  StoredResponses table({.max_bytes = 1000}, metrics_);
   table.Add(a_, "r", Sized(2000), now_);
   EXPECT_EQ(table.num_entries(), 0u);
   EXPECT_EQ(table.num_bytes(), 0u);
-  StoredResponses none({.max_bytes = 0});
+  StoredResponses none({.max_bytes = 0}, metrics_);
   none.Add(a_, "r", Sized(1), now_);
   EXPECT_FALSE(none.enabled());
   EXPECT_EQ(none.Find(a_, "r", now_), nullptr);
