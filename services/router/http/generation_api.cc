@@ -9,6 +9,7 @@
 #include "services/router/http/error_response.h"
 #include "services/router/http/prompt_merger.h"
 #include "services/router/http/request_fields.h"
+#include "services/router/request/framed_answer.h"
 
 namespace spl::router {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 AnswerFormat FormatOf(const ApiRequest& request, const OutputFormat& model) {
   AnswerFormat out{.format = model, .tools_json = request.tools_json, .forced = request.forced_calls.has_value()};
   const bool structured = request.generation.sampling.structured_output.has_value();
-  if (structured) out.format.reasoning = "none";  // nothing in it means anything else
+  out.framed = request.framed;
+  if (structured && !request.framed) out.format.reasoning = "none";  // nothing in it means anything else
   if (structured && !request.forced_calls.has_value()) out.format.tools = "none";
   return out;
 }
@@ -56,7 +58,9 @@ absl::Status GenerationApi::Complete(const HttpRequest& http, const Caller& call
       parsed.ignored.push_back(call->names.Of(name));
   }
   SPLICE_RETURN_IF_ERROR(CheckIgnored(parsed.ignored, strict_));
-  SPLICE_RETURN_IF_ERROR(ForceCalls(core_.model().output_format(), SpecialTokensOf(core_.model().tokenizer()), parsed));
+  const SpecialTokenId special = SpecialTokensOf(core_.model().tokenizer());
+  SPLICE_RETURN_IF_ERROR(ForceCalls(core_.model().output_format(), special, parsed));
+  SPLICE_RETURN_IF_ERROR(FrameAnswer(core_.model().output_format(), special, parsed));
   request.request_id = request_id;
   request.caller = caller;
   request.received = http.received;

@@ -80,8 +80,8 @@ Header ReadHeader(std::string_view text, bool may_call) {
 
 class Harmony final : public OutputParser {
  public:
-  Harmony(const CallableTools* tools, bool in_reasoning)
-      : may_call_(tools != nullptr), calls_(tools != nullptr ? tools->make_id : MakeCallId()) {
+  Harmony(const CallableTools* tools, bool in_reasoning, bool by_grammar)
+      : may_call_(tools != nullptr), by_grammar_(by_grammar), calls_(tools != nullptr ? tools->make_id : MakeCallId()) {
     if (in_reasoning) StartText(Kind::kReasoning);
   }
 
@@ -95,6 +95,7 @@ class Harmony final : public OutputParser {
     switch (state_) {
       case State::kStart:
       case State::kText:
+      case State::kRest:
         return Emit(std::exchange(held_, {}), out);
       case State::kArguments:
         return calls_.AddArguments(held_, out);
@@ -111,8 +112,9 @@ class Harmony final : public OutputParser {
 
  private:
   // kStart: the answer begins, inside of a header or with text. kBetween: behind a message. kText: in reasoning or
-  // content. kCall: behind the header of a call. kCallEnd: behind its arguments.
-  enum class State { kStart, kBetween, kHeader, kText, kCall, kArguments, kCallEnd };
+  // content. kRest: in content that goes on to the end. kCall: behind the header of a call. kCallEnd: behind its
+  // arguments.
+  enum class State { kStart, kBetween, kHeader, kText, kRest, kCall, kArguments, kCallEnd };
 
   // Returns whether there is more to do.
   bool Step(OutputDelta* out) {
@@ -124,6 +126,9 @@ class Harmony final : public OutputParser {
         return EndHeader(out);
       case State::kText:
         return ReadText(out);
+      case State::kRest:
+        Emit(std::exchange(held_, {}), out);
+        return false;
       case State::kCall:
         return StartArguments(out);
       case State::kArguments:
@@ -142,7 +147,7 @@ class Harmony final : public OutputParser {
   bool StartText(Kind kind) {
     kind_ = kind;
     begins_ = true;
-    return Become(State::kText);
+    return Become(by_grammar_ && kind == Kind::kContent ? State::kRest : State::kText);
   }
 
   bool FindHeader() {
@@ -271,6 +276,7 @@ class Harmony final : public OutputParser {
   }
 
   const bool may_call_;
+  const bool by_grammar_;
   CallWriter calls_;
   BracketScanner scanner_{Stops()};
   State state_ = State::kStart;
@@ -284,8 +290,8 @@ class Harmony final : public OutputParser {
 
 }  // namespace
 
-std::unique_ptr<OutputParser> MakeHarmony(const CallableTools* tools, bool in_reasoning) {
-  return std::make_unique<Harmony>(tools, in_reasoning);
+std::unique_ptr<OutputParser> MakeHarmony(const CallableTools* tools, bool in_reasoning, bool by_grammar) {
+  return std::make_unique<Harmony>(tools, in_reasoning, by_grammar);
 }
 
 absl::StatusOr<GrammarPart> HarmonyGrammar(const ForcedTools& tools) {
@@ -297,6 +303,22 @@ absl::StatusOr<GrammarPart> HarmonyGrammar(const ForcedTools& tools) {
          TagPart(tools, kConstrain), LiteralPart("json"), TagPart(tools, kMessage), JsonPart(tool.parameters)}));
   }
   return AnyOfPart(std::move(calls));
+}
+
+GrammarPart HarmonyAnswer(GrammarPart content, bool is_json, const SpecialTokenId& special) {
+  const ForcedTools tags{.tools = {}, .one = true, .special = special};
+  std::vector<std::string_view> all = Stops();
+  all.insert(all.end(), {kMessage, kConstrain});
+  GrammarPart reasoning =
+      SequencePart({TagPart(tags, kChannel), LiteralPart("analysis"), TagPart(tags, kMessage), TextWithoutPart(all),
+                    TagPart(tags, kEnds[0]), TagPart(tags, kStart), LiteralPart("assistant")});
+  std::vector<GrammarPart> parts = {OptionalPart(RepeatedPart(std::move(reasoning), false)), TagPart(tags, kChannel),
+                                    LiteralPart("final")};
+  if (is_json)
+    parts.push_back(OptionalPart(SequencePart({LiteralPart(" "), TagPart(tags, kConstrain), LiteralPart("json")})));
+  parts.push_back(TagPart(tags, kMessage));
+  parts.push_back(std::move(content));
+  return SequencePart(std::move(parts));
 }
 
 bool IsHarmony(std::string_view chat_template) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "services/base/ids.h"
+#include "services/router/output_formats/framed_answers.h"
 
 namespace spl::router {
 namespace {
@@ -19,6 +20,7 @@ void AnswerParsers::SetPrompt(std::span<const TokenId> prompt) {
 }
 
 std::unique_ptr<OutputParser> AnswerParsers::Make() const {
+  if (format_.framed) return MakeFramedParser(format_.format, in_reasoning_);
   const CallableTools tools{.json = format_.tools_json,
                             .make_id = [prefix = format_.call_id] { return prefix + RandomId::Make().ToHex(); },
                             .forced = format_.forced};

@@ -17,6 +17,7 @@ struct AnswerFormat {
   OutputFormat format = {};       // how reasoning and tool calls are recognized
   std::string tools_json = {};    // tools that may be called; empty: none
   bool forced = false;            // the answer consists of calls, by the grammar of ForceCalls
+  bool framed = false;            // the answer is in a given form, by the grammar of FrameAnswer
   std::string call_id = "call_";  // the beginning of a call's id
 };
 

@@ -27,6 +27,7 @@ struct ApiRequest {
   std::vector<Prompt> more_prompts;  // the other prompts of a list
   StreamOptions stream;
   std::optional<ForcedCalls> forced_calls;  // the answer must be calls of these tools; unset: it may be
+  bool framed = false;                      // the structured output is that of FrameAnswer
   std::optional<uint32_t> prompt_logprobs;  // alternatives of each entry of the answer's "prompt_logprobs"; unset: none
   std::string tools_json;                   // tools that a chat's model may call; empty: none
   // Paths of unknown members, which have no effect ("foo", "stream_options.bar").

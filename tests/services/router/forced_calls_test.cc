@@ -9,6 +9,7 @@
 #include "services/grammar/grammar_limits.h"
 #include "services/router/output_formats/registry.h"
 #include "tests/services/grammar/vocabularies.h"
+#include "tests/services/router/answer_writer.h"
 #include "tests/support/json_schemas.h"
 
 namespace spl::router {
@@ -59,123 +60,32 @@ const FormatCase kFormats[] = {
     {"glm4", {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}},
 };
 
-// Texts that a model might write in the wrong place, and those that end a value or a call.
-const char* const kTraps[] = {"</parameter>",
-                              "\n</parameter>\n",
-                              "</arg_value>",
-                              "</tool_call>",
-                              "\"",
-                              "\\\"",
-                              "'",
-                              "}",
-                              "]",
-                              ")",
-                              "\n",
-                              "<",
-                              "</",
-                              "[TOOL_CALLS]",
-                              "<|call|>",
-                              "<｜tool▁call▁end｜>",
-                              "ä世",
-                              " 7",
-                              "True",
-                              "null",
-                              "\\/",
-                              "{\"name\": \"maybe\", \"arguments\": {}}",
-                              "```",
-                              "', b='"};
-const char* const kEnds[] = {"\"",    "\n</parameter>\n", "</arg_value>\n", "}", "]", ")",
-                             "\n```", "</function>\n",    "</tool_call>"};
-
-// Writes an answer: random tokens and traps, then whatever ends it.
-class Writer {
- public:
-  Writer(const grammar::TokenGrammar& grammar, const std::map<int32_t, std::string>& tags, uint64_t seed)
-      : tokens_(grammar::Tiny().vocabulary.tokens),
-        matcher_(grammar.NewMatcher()),
-        mask_(grammar::MaskWords(grammar.width())),
-        random_(seed) {
-    for (const auto& [id, text] : tags) {
-      tokens_[static_cast<size_t>(id)] = text;
-      tag_ids_.insert(tag_ids_.begin(), id);  // those that end something come first
-    }
-    for (size_t id = 0; id < tokens_.size(); ++id) {
-      if (tokens_[id].size() == 1) byte_ids_[tokens_[id][0]] = static_cast<int32_t>(id);
-    }
-  }
-
-  // Nothing: the answer has not ended.
-  std::optional<std::string> Write() {
-    for (uint64_t i = 0, n = random_() % 60; i < n && !matcher_->ended(); ++i) {
-      if (random_() % 2 == 0) {
-        Text(kTraps[random_() % std::size(kTraps)]);
-      } else {
-        AnyToken();
-      }
-    }
-    for (size_t i = 0; i < 1500 && !matcher_->ended(); ++i) {
-      if (End()) break;
-      if (i % 2 == 0) {
-        Text(kEnds[i / 2 % std::size(kEnds)]);
-      } else {
-        AnyToken();
-      }
-    }
-    if (!matcher_->ended()) return std::nullopt;
-    return text_;
-  }
-
- private:
-  bool Allows(int32_t id) const { return (mask_[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0; }
-  void Fill() {
-    const absl::Status filled = matcher_->FillMask(mask_);
-    ASSERT_TRUE(filled.ok()) << filled << " behind " << text_;
-  }
-  void Accept(int32_t id) {
-    const absl::Status accepted = matcher_->Accept(id);
-    ASSERT_TRUE(accepted.ok()) << accepted << " behind " << text_;
-    if (!matcher_->ended()) text_ += tokens_[static_cast<size_t>(id)];
-  }
-  bool End() {
-    Fill();
-    for (const int32_t id : grammar::Tiny().vocabulary.end_ids) {
-      if (!Allows(id)) continue;
-      Accept(id);
-      return true;
-    }
-    for (const int32_t id : tag_ids_) {
-      if (!Allows(id)) continue;
-      Accept(id);
-      return false;
-    }
-    return false;
-  }
-  // As far as it fits.
-  void Text(std::string_view text) {
-    for (const char c : text) {
-      Fill();
-      if (!Allows(byte_ids_.at(c))) return;
-      Accept(byte_ids_.at(c));
-    }
-  }
-  void AnyToken() {
-    Fill();
-    std::vector<int32_t> allowed;
-    for (int32_t id = 0; id < static_cast<int32_t>(tokens_.size()); ++id) {
-      if (Allows(id)) allowed.push_back(id);
-    }
-    ASSERT_FALSE(allowed.empty()) << "nothing fits behind " << text_;
-    Accept(allowed[random_() % allowed.size()]);
-  }
-
-  std::vector<std::string> tokens_;
-  std::vector<int32_t> tag_ids_;
-  std::map<char, int32_t> byte_ids_;
-  const std::unique_ptr<grammar::TokenMatcher> matcher_;
-  std::vector<uint32_t> mask_;
-  std::mt19937_64 random_;
-  std::string text_;
-};
+const AnswerWriter::Words kWords = {
+    .traps = {"</parameter>",
+              "\n</parameter>\n",
+              "</arg_value>",
+              "</tool_call>",
+              "\"",
+              "\\\"",
+              "'",
+              "}",
+              "]",
+              ")",
+              "\n",
+              "<",
+              "</",
+              "[TOOL_CALLS]",
+              "<|call|>",
+              "<｜tool▁call▁end｜>",
+              "ä世",
+              " 7",
+              "True",
+              "null",
+              "\\/",
+              "{\"name\": \"maybe\", \"arguments\": {}}",
+              "```",
+              "', b='"},
+    .ends = {"\"", "\n</parameter>\n", "</arg_value>\n", "}", "]", ")", "\n```", "</function>\n", "</tool_call>"}};
 
 // The message of an answer, fed in pieces; 0: as a whole. Calls are [name, arguments], put together.
 json MessageOf(const std::string& format, const std::string& text, uint64_t seed) {
@@ -259,7 +169,7 @@ TEST_P(ForcedCallsTest, EveryAnswerIsValidCallsHoweverItIsCut) {
       int ended = 0;
       for (int i = 0; i < num_answers && !HasFailure(); ++i) {
         const uint64_t seed = grammar::kSeed + static_cast<uint64_t>(i);
-        const std::optional<std::string> text = Writer(**grammar, tags, seed).Write();
+        const std::optional<std::string> text = AnswerWriter(**grammar, tags, kWords, seed).Write();
         if (!text.has_value()) continue;
         ++ended;
         const json whole = MessageOf(GetParam().format, *text, 0);
@@ -278,7 +188,7 @@ TEST_P(ForcedCallsTest, ANamedToolIsTheOneThatIsCalled) {
   const auto grammar = CompileCalls(GetParam().format, {.name = "maybe", .one = true}, {});
   ASSERT_TRUE(grammar.ok()) << grammar.status();
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    const std::optional<std::string> text = Writer(**grammar, {}, seed).Write();
+    const std::optional<std::string> text = AnswerWriter(**grammar, {}, kWords, seed).Write();
     if (text.has_value()) {
       EXPECT_EQ(MessageOf(GetParam().format, *text, 0)["calls"].at(0)[0], "maybe") << *text;
     }
