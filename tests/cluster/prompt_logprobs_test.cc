@@ -1,11 +1,13 @@
 // Scores texts as lm_eval does, through real workers in one process: a prompt's log-probabilities are those with which
 // its tokens would have been generated.
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "spl/v1/inference.grpc.pb.h"
 #include "tests/cluster/processes.h"
 #include "tests/support/paths.h"
 #include "tools/cli/local_cluster.h"
@@ -73,6 +75,46 @@ TEST_F(PromptLogprobsClusterTest, AreThoseOfGeneratedTokens) {
                                 {"temperature", 0},
                                 {"logprobs", 1}});
     EXPECT_EQ(next.at("top_logprobs").at(0), scored.at("top_logprobs").at(length)) << length << " tokens";
+  }
+}
+
+// The same numbers, whichever API asks.
+TEST_F(PromptLogprobsClusterTest, OverGrpcAreThoseOfHttp) {
+  constexpr int kTokens = 70;
+  std::vector<int> tokens;
+  v1::GenerateRequest request;
+  for (int i = 0; i < kTokens; ++i) {
+    tokens.push_back(100 + 37 * i % 3000);
+    request.mutable_prompt()->mutable_tokens()->add_ids(static_cast<uint32_t>(tokens.back()));
+  }
+  request.mutable_sampling()->set_max_tokens(1);
+  request.set_prompt_logprobs(2);
+  const HttpReply reply =
+      HttpPost(cluster_->http_address(), kCompletions,
+               json{{"prompt", tokens}, {"max_tokens", 1}, {"temperature", 0}, {"prompt_logprobs", 2}}.dump());
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const json expected = json::parse(reply.body).at("choices").at(0).at("prompt_logprobs");
+  const auto stub =
+      v1::Inference::NewStub(grpc::CreateChannel(cluster_->grpc_address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateResponse response;
+  std::vector<v1::GenerateResponse::PromptTokens::Token> got;
+  while (reader->Read(&response))
+    got.insert(got.end(), response.prompt().tokens().begin(), response.prompt().tokens().end());
+  const grpc::Status status = reader->Finish();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(got.size(), static_cast<size_t>(kTokens));
+  EXPECT_FALSE(got[0].has_logprob());
+  for (size_t i = 1; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].token_id(), static_cast<uint32_t>(tokens[i]));
+    const json& entries = expected.at(i);
+    const auto expect = [&](uint32_t id, float logprob) {
+      EXPECT_NEAR(entries.at(std::to_string(id)).at("logprob").get<double>(), logprob, 1e-5) << i;
+    };
+    expect(got[i].token_id(), got[i].logprob().logprob());
+    ASSERT_EQ(got[i].logprob().top_size(), 2);
+    for (const auto& other : got[i].logprob().top()) expect(other.token_id(), other.logprob());
   }
 }
 
