@@ -7,14 +7,13 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
 #include "services/grammar/grammar_plugin.h"
 #include "tests/cluster/processes.h"
+#include "tests/cluster/random_model.h"
 #include "tests/support/json_schemas.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
@@ -62,31 +61,11 @@ json SchemaFormat(const char* schema, bool strict = true) {
           {"json_schema", {{"name", "answer"}, {"strict", strict}, {"schema", json::parse(schema)}}}};
 }
 
-// With a place for tools: calls are written as Hermes does.
-constexpr char kTemplate[] =
-    R"({% if tools %}Call by <tool_call>{"name": …, "arguments": …}</tool_call>:{% for t in tools %} {{ t.function | tojson }}{% endfor %}
-{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}
-{% endfor %}assistant: )";
-
-// A cluster of a random model whose tokenizer and template are put into `folder`.
-cli::LocalClusterOptions ClusterOptions(const std::string& folder) {
-  cli::LocalClusterOptions options;
-  options.model.random_weights = kTinyModel + "/config.json:25";
-  for (const char* file : {"tokenizer.json", "tokenizer_config.json", "config.json"})
-    std::filesystem::copy(kTinyModel + "/" + file, folder + "/" + file);
-  std::ofstream(folder + "/chat_template.jinja") << kTemplate;
-  options.tokenizer_dir = folder;
-  options.http_listen = options.grpc_listen = "127.0.0.1:0";
-  options.backend = "cpu";
-  options.kv_bytes = 128 << 20;
-  return options;
-}
-
 class StructuredOutputTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     if (!grammar::HaveGrammarPlugin()) return;
-    auto cluster = cli::LocalCluster::Start(ClusterOptions(folder_.path()));
+    auto cluster = cli::LocalCluster::Start(RandomModelOptions(folder_.path()));
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }
@@ -397,21 +376,6 @@ TEST_F(StructuredOutputTest, CallsThatCannotBeForcedAreRefused) {
   EXPECT_THAT(reply.body, HasSubstr("tool_choice"));
 }
 
-// The tokenizer of `folder` with other texts for some of its special tokens.
-void RenameSpecialTokens(const std::string& folder, const std::vector<std::string>& texts) {
-  const char* const names[] = {"<|seg|>", "<|pad|>", "<|reserved_0|>", "<|reserved_1|>", "<|begin_of_text|>"};
-  for (const char* file : {"/tokenizer.json", "/tokenizer_config.json"}) {
-    std::ifstream in(folder + file);
-    std::string all(std::istreambuf_iterator<char>(in), {});
-    in.close();
-    for (size_t i = 0; i < texts.size(); ++i) {
-      for (size_t at = all.find(names[i]); at != std::string::npos; at = all.find(names[i], at + texts[i].size()))
-        all.replace(at, std::string(names[i]).size(), texts[i]);
-    }
-    std::ofstream(folder + file) << all;
-  }
-}
-
 struct CallFormat {
   const char* name;
   std::vector<std::string> special;  // tags that are special tokens of the model
@@ -423,7 +387,7 @@ class CallFormatTest : public ::testing::TestWithParam<CallFormat> {};
 TEST_P(CallFormatTest, ARandomModelCallsAForcedToolEveryTime) {
   if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
   const ::spl::testing::TempDir folder;
-  cli::LocalClusterOptions options = ClusterOptions(folder.path());
+  cli::LocalClusterOptions options = RandomModelOptions(folder.path());
   RenameSpecialTokens(folder.path(), GetParam().special);
   options.output_format.tools = GetParam().name;
   auto cluster = cli::LocalCluster::Start(options);
