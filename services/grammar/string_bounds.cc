@@ -5,27 +5,26 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
-#include <string_view>
+
+#include "services/grammar/schema_walk.h"
+#include "services/grammar/string_overlaps.h"
 
 namespace spl::grammar {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 64;  // through $refs, as in json_schema_check.cc
-
-// Words whose values are schemas, lists of them, or objects of them.
-constexpr const char* kSchema[] = {"additionalProperties", "items", "propertyNames"};
-constexpr const char* kLists[] = {"allOf", "anyOf", "oneOf", "prefixItems"};
-constexpr const char* kObjects[] = {"$defs", "definitions", "patternProperties", "properties"};
+constexpr int kMaxDepth = 64;          // through $refs, as in json_schema_check.cc
+constexpr int kMaxLookedAt = 200'000;  // by HasBounds, for all anyOf together
 
 // Takes the bounds out of one schema with all that it contains.
 class Schema {
  public:
-  explicit Schema(Json root) : root_(std::move(root)) {}
+  Schema(Json root, bool strict) : root_(std::move(root)), places_(root_, strict) {}
 
-  // Whether no value can be read in two ways of which one has a bound.
-  bool IsClear() const { return Visit(root_); }
+  // Whether values that can be read in two ways, of which one has a bound, can be counted.
+  bool IsClear() { return Visit(root_); }
+  bool overlaps() const { return overlaps_; }  // IsClear has found such values
   // Takes the bounds out; `patterns` come instead.
   void Unbind(bool patterns, int64_t* shortest) { Remove(root_, patterns, shortest); }
   bool has_bounds() const { return has_bounds_; }
@@ -45,28 +44,15 @@ class Schema {
     return R"(^[^"\\\x00-\x1f]{)" + (least.empty() ? "0" : least) + "," + number("maxLength") + "}$";
   }
 
-  template <class Node, class Call>
-  static void ForEachInner(Node& schema, const Call& call) {
-    for (const char* word : kSchema) {
-      if (schema.contains(word)) call(schema[word]);
-    }
-    for (const char* word : kLists) {
-      if (!schema.contains(word) || !schema[word].is_array()) continue;
-      for (auto& inner : schema[word]) call(inner);
-    }
-    for (const char* word : kObjects) {
-      if (!schema.contains(word) || !schema[word].is_object()) continue;
-      for (auto& inner : schema[word]) call(inner);
-    }
-  }
-
-  bool Visit(const Json& schema) const {
+  bool Visit(const Json& schema) {
     if (!schema.is_object()) return true;
     bool clear = true;
     for (const char* word : {"anyOf", "oneOf"}) {
-      if (schema.contains(word) && schema[word].is_array()) clear = clear && AreDisjoint(schema[word]);
+      if (!clear || !schema.contains(word) || !schema[word].is_array() || AreDisjoint(schema[word])) continue;
+      overlaps_ = true;
+      clear = places_.CanCount(schema[word]);
     }
-    ForEachInner(schema, [&](const Json& inner) { clear = clear && Visit(inner); });
+    ForEachInnerSchema(schema, [&](const Json& inner) { clear = clear && Visit(inner); });
     return clear;
   }
 
@@ -79,22 +65,8 @@ class Schema {
       all.insert(types.begin(), types.end());
     }
     if (num == all.size()) return true;
+    without_bounds_.clear();
     return std::none_of(alternatives.begin(), alternatives.end(), [&](const Json& one) { return HasBounds(one, 0); });
-  }
-
-  // As json_schema_check.cc, which took them, reads them: a name is one as it is written, and stands in an object.
-  const Json* Referred(const Json& schema) const {
-    if (!schema.is_object() || !schema.contains("$ref") || !schema["$ref"].is_string()) return nullptr;
-    const std::string ref = schema["$ref"].get<std::string>();
-    const Json* at = &root_;
-    for (size_t begin = 2; ref != "#" && begin <= ref.size();) {
-      const size_t end = std::min(ref.find('/', begin), ref.size());
-      const auto found = at->find(ref.substr(begin, end - begin));
-      if (found == at->end()) return nullptr;
-      at = &*found;
-      begin = end + 1;
-    }
-    return at;
   }
 
   // By their first letters, in which JSON types differ.
@@ -102,7 +74,7 @@ class Schema {
     static const std::set<std::string> every = {"array", "boolean", "null", "number", "object", "string"};
     if (!schema.is_object() || depth > kMaxDepth) return every;
     if (schema.contains("$ref")) {
-      const Json* const referred = Referred(schema);
+      const Json* const referred = ReferredSchema(root_, schema);
       return referred == nullptr ? every : TypesOf(*referred, depth + 1);
     }
     if (!schema.contains("type")) return every;
@@ -115,13 +87,15 @@ class Schema {
     return types;
   }
 
-  // REQUIRES: it has said no so far. A schema to which many refer is looked at once.
+  // REQUIRES: it has said no since without_bounds_ was cleared. A schema to which many refer is looked at once. True
+  // also where there are too many to look at.
   bool HasBounds(const Json& schema, int depth) const {
-    if (Bounds(schema) || depth > kMaxDepth) return true;
+    if (Bounds(schema) || depth > kMaxDepth || ++num_looked_at_ > kMaxLookedAt) return true;
     if (!schema.is_object() || !without_bounds_.insert(&schema).second) return false;
-    if (const Json* const referred = Referred(schema); referred != nullptr) return HasBounds(*referred, depth + 1);
+    if (const Json* const referred = ReferredSchema(root_, schema); referred != nullptr)
+      return HasBounds(*referred, depth + 1);
     bool has = false;
-    ForEachInner(schema, [&](const Json& inner) { has = has || HasBounds(inner, depth + 1); });
+    ForEachInnerSchema(schema, [&](const Json& inner) { has = has || HasBounds(inner, depth + 1); });
     return has;
   }
 
@@ -135,25 +109,28 @@ class Schema {
       schema.erase("minLength");
       schema.erase("maxLength");
     }
-    ForEachInner(schema, [&](Json& inner) { Remove(inner, patterns, shortest); });
+    ForEachInnerSchema(schema, [&](Json& inner) { Remove(inner, patterns, shortest); });
   }
 
   Json root_;
+  StringOverlaps places_;  // of root_, before Unbind
   bool has_bounds_ = false;
+  bool overlaps_ = false;
   mutable std::set<const Json*> without_bounds_;  // those that HasBounds has looked at
+  mutable int num_looked_at_ = 0;
 };
 
 // Calls `change` with every schema in a structural tag. False: `change` did not want one.
 template <class Change>
-bool ChangeSchemas(Json& part, const Change& change) {
+bool ChangeSchemas(Json& part, bool strict, const Change& change) {
   if (!part.is_structured()) return true;
   if (part.is_object() && part.contains("json_schema")) {
-    Schema schema(std::move(part["json_schema"]));
+    Schema schema(std::move(part["json_schema"]), strict);
     if (!change(schema)) return false;
     part["json_schema"] = schema.Take();
     return true;
   }
-  return std::all_of(part.begin(), part.end(), [&](Json& inner) { return ChangeSchemas(inner, change); });
+  return std::all_of(part.begin(), part.end(), [&](Json& inner) { return ChangeSchemas(inner, strict, change); });
 }
 
 bool HasSchemas(const GrammarSpec& spec) {
@@ -166,7 +143,7 @@ std::optional<GrammarSpec> Changed(const GrammarSpec& spec, const Change& change
   Json json = Json::parse(spec.text, nullptr, false);
   const bool alone = spec.kind == GrammarKind::kJsonSchema;
   if (alone) json = Json{{"json_schema", std::move(json)}};
-  if (!ChangeSchemas(json, change)) return std::nullopt;
+  if (!ChangeSchemas(json, spec.strict || !alone, change)) return std::nullopt;
   if (alone) json = Json(std::move(json["json_schema"]));
   GrammarSpec out = spec;
   out.text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -193,6 +170,7 @@ std::optional<UnboundedStrings> WithoutStringBounds(const GrammarSpec& spec) {
   bool has_bounds = false;
   std::optional<GrammarSpec> changed = Changed(spec, [&](Schema& schema) {
     if (!schema.IsClear()) return false;
+    out.overlaps = out.overlaps || schema.overlaps();
     schema.Unbind(false, &out.shortest);
     has_bounds = has_bounds || schema.has_bounds();
     return true;

@@ -1,6 +1,9 @@
 #include "services/grammar/string_runs.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
 #include <utility>
 
 namespace spl::grammar {
@@ -8,6 +11,9 @@ namespace {
 
 // A character that may stand in any string and that no schema names: U+0080.
 constexpr std::string_view kAnyCharacter = "\xc2\x80";
+
+// Tokens without quotes and backslashes of which numbers, literals and white space have fewer.
+constexpr size_t kMostTried = 4096;
 
 bool BeginsCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
 
@@ -74,6 +80,10 @@ void KeepToRoom(const TokenRuns& runs, const Room& room, std::span<uint32_t> mas
   }
 }
 
+bool Has(std::span<const uint32_t> mask, int32_t id) {
+  return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+}
+
 // Goes through texts in their order, so that what they begin with in common is read once.
 class InOrder {
  public:
@@ -101,6 +111,58 @@ class InOrder {
   std::string read_, refused_;
 };
 
+// Tokens of the mask without quotes and backslashes; empty also where there are more than `most`.
+std::vector<int32_t> PlainTokens(const TokenRuns& runs, std::span<const uint32_t> mask, size_t most) {
+  std::vector<int32_t> plain;
+  for (size_t word = 0; word < mask.size(); ++word) {
+    for (uint32_t bits = mask[word]; bits != 0; bits &= bits - 1) {
+      const auto id = static_cast<int32_t>(word * 32) + __builtin_ctz(bits);
+      if (id >= runs.size() || runs.bytes(id).empty() || runs.run(id).stop != 0) continue;
+      plain.push_back(id);
+      if (plain.size() > most) return {};
+    }
+  }
+  return plain;
+}
+
+// Takes those of `ids`, in the order of their bytes, out of the mask that do not fit.
+void KeepFitting(const TokenRuns& runs, std::span<const int32_t> ids, ByteMatcher& matcher, std::span<uint32_t> mask) {
+  InOrder check(matcher);
+  for (const int32_t id : ids) {
+    if (Has(mask, id) && !check.Fits(runs.bytes(id))) Clear(mask, id);
+  }
+}
+
+// The same for tokens with a quote or a backslash, where `matcher` takes any character: how many stand in front of the
+// first of these counts, and not which.
+void KeepFittingEnds(const TokenRuns& runs, ByteMatcher& matcher, const std::string& begin, std::span<uint32_t> mask) {
+  std::map<std::pair<int, std::string_view>, bool> known;
+  for (const int32_t id : runs.stops()) {
+    if (!Has(mask, id)) continue;
+    const TokenRuns::Run run = runs.run(id);
+    const std::string_view bytes = runs.bytes(id), end = bytes.substr(bytes.find(run.stop));
+    const auto [found, is_new] = known.try_emplace({run.characters, end}, false);
+    if (is_new) {
+      std::string text = begin;
+      for (int i = 0; i < run.characters; ++i) text += kAnyCharacter;
+      found->second = Fits(matcher, text.append(end));
+    }
+    if (!found->second) Clear(mask, id);
+  }
+}
+
+// Takes the tokens out of the mask, and of `ids`, whose first byte does not fit.
+void KeepFirstBytes(const TokenRuns& runs, ByteMatcher& matcher, std::span<uint32_t> mask, std::vector<int32_t>* ids) {
+  std::array<std::optional<bool>, 256> fits;
+  std::erase_if(*ids, [&](int32_t id) {
+    const char byte = runs.bytes(id).front();
+    std::optional<bool>& known = fits[static_cast<unsigned char>(byte)];
+    if (!known.has_value()) known = Fits(matcher, std::string_view(&byte, 1));
+    if (!*known) Clear(mask, id);
+    return !*known;
+  });
+}
+
 }  // namespace
 
 TokenRuns::TokenRuns(const Vocabulary& vocabulary) : tokens_(vocabulary.tokens), runs_(tokens_.size()) {
@@ -113,6 +175,7 @@ TokenRuns::TokenRuns(const Vocabulary& vocabulary) : tokens_(vocabulary.tokens),
     }
     const size_t stop = std::min(token.find_first_of("\"\\"), token.size());
     runs_[i] = {CountCharacters(token.substr(0, stop)), stop < token.size() ? token[stop] : '\0'};
+    if (runs_[i].stop != 0) stops_.push_back(id);
     longest_ = std::max(longest_, std::min<int>(runs_[i].characters, kLongest));
     const size_t quote = token.find('"');
     if (quote == std::string_view::npos || quote + 1 == token.size()) continue;
@@ -125,6 +188,7 @@ TokenRuns::TokenRuns(const Vocabulary& vocabulary) : tokens_(vocabulary.tokens),
     }
     openings_.push_back(opening);
   }
+  std::sort(stops_.begin(), stops_.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
   std::sort(openings_.begin(), openings_.end(),
             [&](const Opening& a, const Opening& b) { return bytes(a.id) < bytes(b.id); });
 }
@@ -159,15 +223,37 @@ void StringBounds::Apply(ByteMatcher& wide, ByteMatcher& exact, const OpenCharac
                          std::span<uint32_t> mask) const {
   const std::string begin = open.Completion();
   const bool inside = Fits(wide, begin + std::string(kAnyCharacter));
+  // Behind a quote a string of JSON goes on nowhere: this is text in front of a schema, the same in both grammars.
+  if (inside && Fits(wide, begin + '"' + std::string(kAnyCharacter))) return;
+  if (overlaps) return ApplyToOverlaps(wide, exact, begin, inside, mask);
   if (inside) KeepToRoom(*runs, RoomOf(wide, exact, begin, runs->longest()), mask);
   InOrder check(exact);
   for (const TokenRuns::Opening& opening : runs->openings()) {
-    const uint32_t bit = 1u << (opening.id % 32);
-    if ((mask[static_cast<size_t>(opening.id) / 32] & bit) == 0) continue;
+    if (!Has(mask, opening.id)) continue;
     // In a string the first quote ends it, and elsewhere it begins one.
     if (!opening.again && (inside || opening.characters <= shortest)) continue;
     if (!check.Fits(runs->bytes(opening.id))) Clear(mask, opening.id);
   }
+}
+
+// Plain tokens, those without quotes and backslashes, are told by their lengths in a string while `exact` takes any
+// character there. Where it takes none, certain characters are asked for, and most tokens end at their first byte.
+// Outside of strings only a pattern has so many plain tokens that they are not tried: both grammars have the same ones
+// there (string_overlaps.h).
+void StringBounds::ApplyToOverlaps(ByteMatcher& wide, ByteMatcher& exact, const std::string& begin, bool inside,
+                                   std::span<uint32_t> mask) const {
+  if (inside) {
+    const Room room = RoomOf(wide, exact, begin, runs->longest());
+    if (room.most > 0) {
+      KeepToRoom(*runs, room, mask);
+      return KeepFittingEnds(*runs, exact, begin, mask);
+    }
+  }
+  std::vector<int32_t> plain = PlainTokens(*runs, mask, inside ? mask.size() * 32 : kMostTried);
+  KeepFitting(*runs, runs->stops(), exact, mask);
+  KeepFirstBytes(*runs, exact, mask, &plain);
+  std::sort(plain.begin(), plain.end(), [&](int32_t a, int32_t b) { return runs->bytes(a) < runs->bytes(b); });
+  KeepFitting(*runs, plain, exact, mask);
 }
 
 }  // namespace spl::grammar

@@ -52,6 +52,8 @@ class TokenRuns {
   int longest() const { return longest_; }  // the longest of all runs, at most kLongest
   // Those with anything behind a quote, in the order of their bytes.
   std::span<const Opening> openings() const { return openings_; }
+  // Those with a quote or a backslash, likewise.
+  std::span<const int32_t> stops() const { return stops_; }
   // Those with a half of a surrogate pair in UTF-8, and those that would make one behind its first byte, 0xED.
   std::span<const int32_t> surrogates() const { return surrogates_; }
   std::span<const int32_t> behind_ed() const { return behind_ed_; }
@@ -60,6 +62,7 @@ class TokenRuns {
   std::vector<std::string> tokens_;
   std::vector<Run> runs_;
   std::vector<Opening> openings_;
+  std::vector<int32_t> stops_;
   std::vector<int32_t> surrogates_, behind_ed_;
   int longest_ = 0;
 };
@@ -80,14 +83,19 @@ class OpenCharacter {
 void ClearSurrogates(const TokenRuns& runs, const OpenCharacter& open, std::span<uint32_t> mask);
 
 // Takes tokens out of `mask`, which is that of `wide`, a matcher of a grammar that UnboundedStrings describes; `exact`
-// is one of the same grammar with the bounds. Afterwards `exact` accepts every token of the mask, if a string can be
-// read by one schema only. Leaves both matchers as they were. Cost: some 100 us in a string of 128K tokens, and what
-// `exact` takes for tokens in which a string begins.
+// is one of the same grammar with the bounds. Afterwards `exact` accepts every token of the mask. Leaves both matchers
+// as they were. Cost: some 100 us in a string of 128K tokens, and what `exact` takes for tokens in which a string
+// begins; with `overlaps` also for those with quotes and backslashes and, outside of strings, for all others.
 struct StringBounds {
   std::shared_ptr<const TokenRuns> runs;
-  int64_t shortest = 0;  // UnboundedStrings
+  int64_t shortest = 0;   // UnboundedStrings
+  bool overlaps = false;  // UnboundedStrings
 
   void Apply(ByteMatcher& wide, ByteMatcher& exact, const OpenCharacter& open, std::span<uint32_t> mask) const;
+
+ private:
+  void ApplyToOverlaps(ByteMatcher& wide, ByteMatcher& exact, const std::string& begin, bool inside,
+                       std::span<uint32_t> mask) const;
 };
 
 }  // namespace spl::grammar

@@ -277,7 +277,8 @@ class XCompiler final : public GrammarCompiler {
       CheckPatternsOrThrow(spec);
       compiled =
           Compiled{CompileOrThrow(unbounded.has_value() ? unbounded->spec : WithBoundsAsPatterns(spec), compiler)};
-      compiled->bounds = {runs, unbounded.has_value() ? unbounded->shortest : 0};
+      compiled->bounds = {runs, unbounded.has_value() ? unbounded->shortest : 0,
+                          unbounded.has_value() && unbounded->overlaps};
       if (unbounded.has_value()) compiled->exact = CompileOrThrow(spec, *textless_);
     });
     compile_warning = nullptr;

@@ -62,10 +62,34 @@ const char* const kBounded[] = {
     R"({"type":"object","properties":{"a":{"anyOf":[{"type":"string","maxLength":6},{"type":"null"}]},)"
     R"("b":{"enum":["a very long choice of a list","b"]},"c":{"type":"string","pattern":"^[a-z]{4,9}$"}},)"
     R"("required":["a","b","c"],"additionalProperties":false})",
-    // Two ways to read a string: no counting beside, the same answers.
+    // Two ways to read a string, one of them by a pattern: no counting beside, the same answers.
     R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string","pattern":"^[0-9]{6}$"}]})",
     R"({"$defs":{"n":{"type":"string","maxLength":5}},"type":"object","properties":{"x":{"$ref":"#/$defs/n"}},)"
     R"("required":["x"],"additionalProperties":false})",
+};
+
+// Several schemas may read a text, and each of them is counted.
+const char* const kOverlapping[] = {
+    R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string","minLength":7,"maxLength":12}]})",
+    R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string"},{"type":"integer","minimum":0,"maximum":999}]})",
+    R"({"anyOf":[{"type":"object","properties":{"name":{"type":"string","maxLength":5},"kind":{"const":"cat"}},)"
+    R"("required":["name","kind"],"additionalProperties":false},{"type":"object","properties":{"name":{"type":"string",)"
+    R"("maxLength":9},"lives":{"type":"integer","minimum":1,"maximum":9}},"required":["name","lives"],)"
+    R"("additionalProperties":false}]})",
+    R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":3},"b":{"type":"boolean"}},)"
+    R"("required":["a","b"],"additionalProperties":false},{"type":"object","properties":{"a":{"type":"string"},)"
+    R"("b":{"enum":["x","yy","zebra"]}},"required":["a","b"],"additionalProperties":false}]})",
+    R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":3},"k":{"type":"string"}},)"
+    R"("required":["a","k"],"additionalProperties":false},{"type":"object","properties":{"a":{"type":"string",)"
+    R"("maxLength":6},"k":{"enum":["one","twenty-two"]}},"required":["a","k"],"additionalProperties":false}]})",
+    R"({"type":"array","items":{"anyOf":[{"type":"string","maxLength":2},{"type":"string","minLength":4,"maxLength":6}]},)"
+    R"("minItems":2,"maxItems":4})",
+    R"({"anyOf":[{"type":"array","items":{"type":"string","maxLength":2},"minItems":2,"maxItems":3},{"type":"array",)"
+    R"("items":{"type":"string","maxLength":5},"minItems":1,"maxItems":2}]})",
+    R"({"$defs":{"n":{"type":"string","maxLength":3}},"anyOf":[{"$ref":"#/$defs/n"},{"type":"string","maxLength":6}]})",
+    R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":2}},"required":["a"]},)"
+    R"({"type":"object","properties":{"a":{"type":"string","maxLength":6}},"required":["a"],)"
+    R"("additionalProperties":false}]})",
 };
 
 // Draws an answer, all tokens that may come being as likely, and returns it; empty: it has not ended.
@@ -94,7 +118,9 @@ std::string Draw(const TokenGrammar& grammar, const Vocabulary& vocabulary, std:
 
 void ExpectValidAnswers(const GrammarCompiler& compiler, const Vocabulary& vocabulary, int num_answers) {
   std::mt19937_64 random(kSeed);
-  for (const char* text : kBounded) {
+  std::vector<const char*> schemas(std::begin(kBounded), std::end(kBounded));
+  schemas.insert(schemas.end(), std::begin(kOverlapping), std::end(kOverlapping));
+  for (const char* text : schemas) {
     const auto grammar = compiler.Compile({GrammarKind::kJsonSchema, text, false});
     ASSERT_TRUE(grammar.ok()) << text << grammar.status();
     const json schema = json::parse(text);
@@ -115,6 +141,52 @@ TEST_F(BoundedStringsTest, EveryAnswerIsValid) { ExpectValidAnswers(*Tiny().comp
 
 TEST_F(BoundedStringsTest, EveryAnswerIsValidWithManyTokens) {
   ExpectValidAnswers(*Many().compiler, Many().vocabulary, 12);
+}
+
+// A grammar with a state for each character of each string, as one that is counted beside it.
+TEST_F(BoundedStringsTest, OverlappingSchemasAreCountedAsAPatternCounts) {
+  const Vocabulary& vocabulary = Tiny().vocabulary;
+  std::mt19937_64 random(kSeed);
+  for (const char* text : kOverlapping) {
+    const GrammarSpec spec{GrammarKind::kJsonSchema, text, false};
+    const auto unbounded = WithoutStringBounds(spec);
+    ASSERT_TRUE(unbounded.has_value() && unbounded->overlaps) << text;
+    const auto counted = Tiny().compiler->Compile(spec);
+    const auto pattern = Tiny().compiler->Compile(WithBoundsAsPatterns(spec));
+    ASSERT_TRUE(counted.ok() && pattern.ok()) << text << counted.status() << pattern.status();
+    int most_at_once = 0;
+    for (int answer = 0; answer < 40; ++answer) {
+      const auto ours = (*counted)->NewMatcher(), theirs = (*pattern)->NewMatcher();
+      std::vector<uint32_t> mask(MaskWords(vocabulary.width)), expected = mask;
+      std::string written;
+      OpenCharacter open;
+      for (int i = 0; i < 80 && !ours->ended(); ++i) {
+        ASSERT_TRUE(ours->FillMask(mask).ok());
+        ASSERT_TRUE(theirs->FillMask(expected).ok());
+        const std::vector<int32_t> allowed = AllowedBy(mask, vocabulary.width),
+                                   all = AllowedBy(expected, vocabulary.width);
+        ASSERT_FALSE(allowed.empty()) << text << " behind " << written;
+        // Inside of a character a pattern also has bytes that are no UTF-8.
+        if (open.bytes().empty()) {
+          ASSERT_EQ(allowed, all) << text << " behind " << written;
+        } else {
+          ASSERT_TRUE(std::includes(all.begin(), all.end(), allowed.begin(), allowed.end())) << text << written;
+        }
+        EXPECT_EQ(ours->complete(), theirs->complete());
+        most_at_once = std::max<int>(most_at_once, static_cast<int>(allowed.size()));
+        // Single bytes more often than their number has it: they come near a bound slowly.
+        int32_t id = allowed[random() % allowed.size()];
+        for (int j = 0; j < 6 && vocabulary.tokens[static_cast<size_t>(id)].size() > 1; ++j)
+          id = allowed[random() % allowed.size()];
+        ASSERT_TRUE(ours->Accept(id).ok());
+        ASSERT_TRUE(theirs->Accept(id).ok());
+        if (ours->ended()) break;
+        written += vocabulary.tokens[static_cast<size_t>(id)];
+        open.Add(vocabulary.tokens[static_cast<size_t>(id)]);
+      }
+    }
+    EXPECT_GT(most_at_once, 1000) << "no answer was in a string: " << text;
+  }
 }
 
 // Behind some characters exactly the tokens may come that leave the string within its bounds.
@@ -159,6 +231,9 @@ TEST_F(BoundedStringsTest, CompilingTakesTheTimeOfAStringWithoutBounds) {
   const double without = seconds(R"({"type":"string"})"), with = seconds(R"({"type":"string","maxLength":5000})");
   std::printf("%.1f ms without a bound, %.1f ms with 5000\n", without * 1e3, with * 1e3);
   EXPECT_LT(with, without + 0.5);
+  const double both = seconds(R"({"anyOf":[{"type":"string","maxLength":500},{"type":"string","minLength":600}]})");
+  std::printf("%.1f ms with 500 beside another string\n", both * 1e3);
+  EXPECT_LT(both, without + 0.5);
 }
 
 // A pattern never makes a string that is no JSON.
@@ -208,12 +283,20 @@ TEST(StringBoundsTest, StayWhereAStringCouldBeReadInTwoWays) {
             R"({"type":"string","pattern":"^[^\"\\\\\\x00-\\x1f]{2,}$"})");
   EXPECT_FALSE(has(R"({"type":"string"})"));
   EXPECT_TRUE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"null"}]})"));
-  EXPECT_FALSE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string"}]})"));
+  EXPECT_TRUE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string"}]})"));
+  EXPECT_FALSE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"type":"string","pattern":"a"}]})"));
   EXPECT_FALSE(has(R"({"anyOf":[{"type":"string","maxLength":4},{"enum":["abcdefgh"]}]})"));
-  EXPECT_FALSE(
+  EXPECT_FALSE(has(
+      R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"const":{"a":"abcdefgh"}}]})"));
+  EXPECT_TRUE(
       has(R"({"$defs":{"s":{"type":"string","maxLength":4}},"oneOf":[{"$ref":"#/$defs/s"},{"$ref":"#/$defs/s"}]})"));
-  EXPECT_FALSE(
+  EXPECT_TRUE(
       has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"object"}]})"));
+  // A pattern beside any property: closed objects have none that they do not name.
+  const char* const objects = R"({"anyOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},)"
+                              R"({"type":"object","properties":{"b":{"type":"string","pattern":"^[a-z]*$"}}}]})";
+  EXPECT_FALSE(has(objects));
+  EXPECT_TRUE(WithoutStringBounds({GrammarKind::kJsonSchema, objects, true}).has_value());
   EXPECT_TRUE(
       has(R"({"oneOf":[{"type":"object","properties":{"a":{"type":"string","maxLength":4}}},{"type":"array"}]})"));
 }
@@ -222,7 +305,8 @@ TEST(StringBoundsTest, StayWhereAStringCouldBeReadInTwoWays) {
 TEST(StringBoundsTest, ReferencesAreReadAsTheCheckReadsThem) {
   const GrammarSpec spec = {
       GrammarKind::kJsonSchema,
-      R"({"$defs":{"a~b":{"type":"string","maxLength":4}},"anyOf":[{"$ref":"#/$defs/a~b"},{"type":"string"}]})", false};
+      R"({"$defs":{"a~b":{"type":"string","maxLength":4}},"anyOf":[{"$ref":"#/$defs/a~b"},{"enum":["abcdefgh"]}]})",
+      false};
   EXPECT_TRUE(CheckGrammarSpec(spec).ok()) << CheckGrammarSpec(spec);
   EXPECT_FALSE(WithoutStringBounds(spec).has_value());
 }
@@ -243,7 +327,9 @@ TEST(StringBoundsTest, DefinitionsWithManyReferencesAreReadOnce) {
   EXPECT_TRUE(CheckGrammarSpec(spec).ok()) << CheckGrammarSpec(spec);
   EXPECT_TRUE(WithoutStringBounds(spec).has_value());
   schema["$defs"]["d30"] = {{"type", "string"}, {"maxLength", 3}};
-  EXPECT_FALSE(WithoutStringBounds({GrammarKind::kJsonSchema, schema.dump(), false}).has_value());
+  const auto deep = WithoutStringBounds({GrammarKind::kJsonSchema, schema.dump(), false});
+  ASSERT_TRUE(deep.has_value());
+  EXPECT_TRUE(deep->overlaps);
 }
 
 }  // namespace
