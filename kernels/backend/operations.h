@@ -15,6 +15,7 @@
 #include "kernels/moe/routing.h"
 #include "kernels/norm/norm.h"
 #include "kernels/norm/row_norms.h"
+#include "kernels/quantize/quantize_rows.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/argmax.h"
 #include "kernels/sampling/sample_tokens.h"
@@ -34,6 +35,7 @@
 // Products, norms and rows of a layer.
 #define SPLICE_LAYER_OPERATIONS(V)  \
   V(Linear, LinearArgs)             \
+  V(QuantizeRows, QuantizeRowsArgs) \
   V(RmsNorm, RmsNormArgs)           \
   V(RowNorms, RowNormsArgs)         \
   V(SiluMul, SiluMulArgs)           \

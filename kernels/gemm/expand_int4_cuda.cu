@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/common/e4m3.h"
+#include "kernels/gemm/fp8_gemm_device.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -30,11 +31,6 @@ struct Codes {
   uint8_t of[32];
 };
 
-// Half of an arranged FP8 word (ArrangeFp8Codes): one code as bf16 has it, the other around it.
-__device__ __forceinline__ uint32_t Half(uint32_t code, uint32_t around) {
-  return (code & 0x80) << 8 | (code & 0x7f) << 4 | (around & 0x80) << 4 | (around & 0x70) << 8 | (around & 0x0f);
-}
-
 // A thread makes 16 columns of a row.
 __global__ void Expand(const uint2* codes, const uint8_t* zeros, int64_t num_rows, int64_t pieces, int64_t group,
                        int64_t groups, const __grid_constant__ Codes table, uint4* out) {
@@ -52,8 +48,8 @@ __global__ void Expand(const uint2* codes, const uint8_t* zeros, int64_t num_row
     uint32_t to[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      to[q] = Half(code(from.x, 2 * q), code(from.y, 2 * q)) | Half(code(from.x, 2 * q + 1), code(from.y, 2 * q + 1))
-                                                                   << 16;
+      to[q] = ArrangedFp8Word(code(from.x, 2 * q) | code(from.x, 2 * q + 1) << 8,
+                              code(from.y, 2 * q) | code(from.y, 2 * q + 1) << 8);
     }
     out[i] = {to[0], to[1], to[2], to[3]};
   }

@@ -31,28 +31,41 @@ namespace spl::kernels::cuda {
 
 inline constexpr int kFp8Group = 128;  // columns of a scale group, where it is not the whole row
 
-// Rearranges row-major codes in place, 16 columns of a row at a time, so that a product widens them with few
-// instructions. 32-bit word q of such a block then has columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9: in its lower half the
-// first and the third, in its upper half the second and the fourth. A half has the bits of the one where bf16 has them
-// (sign 15, the others 10 to 4); of the other sign 11, the upper three others 14 to 12, the lower four 3 to 0.
-// codes: `bytes` of them, a multiple of 16, 16-byte aligned. Asynchronous on `stream`.
+// Puts row-major codes in another order, in place, 16 columns of a row at a time: a product then widens them with few
+// instructions, and reads a thread's four with one load. Byte 4 q of such a block has column 2 q + 8, the next ones 2
+// q, 2 q + 9 and 2 q + 1. Codes of activations stand in the same order (quantize/quantize_rows.h), so that products of
+// codes with codes add the same pairs. codes: `bytes` of them, a multiple of 16, 16-byte aligned. Asynchronous on
+// `stream`.
 cudaError_t ArrangeFp8Codes(void* codes, int64_t bytes, cudaStream_t stream);
 
 // Codes, arranged, and scales in device memory.
 class DeviceFp8Weight final : public LinearWeight {
  public:
-  DeviceFp8Weight(std::unique_ptr<Buffer> codes, std::unique_ptr<Buffer> scales, const WeightView& view)
+  // e4m3_scales: for products with x in e4m3 (gemm_cuda.h), if they are not `scales` themselves; null otherwise.
+  // multiplies_e4m3: whether there are such products on this device.
+  DeviceFp8Weight(std::unique_ptr<Buffer> codes, std::unique_ptr<Buffer> scales, std::unique_ptr<Buffer> e4m3_scales,
+                  const WeightView& view, bool multiplies_e4m3)
       : LinearWeight(view.out_features, view.in_features),
         codes_(std::move(codes)),
         scales_(std::move(scales)),
-        scale_group_(view.scale_group) {}
+        e4m3_scales_(std::move(e4m3_scales)),
+        scale_group_(view.scale_group),
+        multiplies_e4m3_(multiplies_e4m3) {}
+  bool multiplies_e4m3() const { return multiplies_e4m3_; }
+  // For fewer rows the products here are as fast, and do not round x.
+  bool PrefersE4M3(int64_t num_rows) const override { return multiplies_e4m3_ && num_rows >= 192; }
   const uint8_t* codes() const { return static_cast<const uint8_t*>(codes_->data()); }
   const float* scales() const { return static_cast<const float*>(scales_->data()); }
   int64_t scale_group() const { return scale_group_; }
+  int64_t e4m3_group() const override { return scale_group_; }
+  const float* e4m3_scales() const {
+    return static_cast<const float*>((e4m3_scales_ ? e4m3_scales_ : scales_)->data());
+  }
 
  private:
-  const std::unique_ptr<Buffer> codes_, scales_;
+  const std::unique_ptr<Buffer> codes_, scales_, e4m3_scales_;
   const int64_t scale_group_;
+  const bool multiplies_e4m3_;
 };
 
 struct Fp8GemmArgs {

@@ -45,6 +45,12 @@ inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
           .y_is_f32 = a.y_dtype == DType::kF32};
 }
 
+// Word q of 16 codes in the order of ArrangeFp8Codes. first: columns 2 q and 2 q + 1 in its lower two bytes; second:
+// 2 q + 8 and 2 q + 9.
+__device__ __forceinline__ uint32_t ArrangedFp8Word(uint32_t first, uint32_t second) {
+  return __byte_perm(second, first, 0x5140);
+}
+
 // Widens a word of four codes (ArrangeFp8Codes) to two pairs of bf16: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9, as the
 // operands of an mma have them. The exponents are rebased by an exact product with 2^120, which makes normal values of
 // subnormal codes, too.
@@ -54,8 +60,8 @@ __device__ __forceinline__ void WidenFp8Word(uint32_t word, uint32_t& low, uint3
     const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small), by);
     return *reinterpret_cast<const uint32_t*>(&value);
   };
-  low = rebase(word & 0x87f087f0u);
-  high = rebase((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
+  low = rebase((word & 0x80008000u) | (word >> 4 & 0x07f007f0u));
+  high = rebase((word << 8 & 0x80008000u) | (word << 4 & 0x07f007f0u));
 }
 
 __device__ __forceinline__ void StoreFp8Result(const Fp8GemmParams& p, int row, int64_t feature, float sum) {

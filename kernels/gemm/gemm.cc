@@ -56,6 +56,8 @@ absl::Status ValidateLinear(const LinearArgs& a) {
   if (a.num_rows < 0) return InvalidCall("Linear: num_rows is ", a.num_rows);
   if (a.num_rows > 0 && (a.x.data == nullptr || a.y.data == nullptr)) return InvalidCall("Linear: null tensor");
   if (a.num_rows > 0 && a.x.data == a.y.data) return InvalidCall("Linear: y aliases x");
+  if (a.num_rows > 0 && a.x.dtype == DType::kE4M3 && a.x.scales == nullptr)
+    return InvalidCall("Linear: x in e4m3 without scales");
   return absl::OkStatus();
 }
 

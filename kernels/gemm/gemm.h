@@ -45,6 +45,9 @@ class LinearWeight {
   virtual ~LinearWeight() = default;
   int64_t out_features() const { return out_features_; }
   int64_t in_features() const { return in_features_; }
+  // Whether a product of num_rows rows takes less time with x in e4m3. The host's do not.
+  virtual bool PrefersE4M3(int64_t /*num_rows*/) const { return false; }
+  virtual int64_t e4m3_group() const { return 0; }  // the scale_group of such an x
 
  protected:
   LinearWeight(int64_t out_features, int64_t in_features) : out_features_(out_features), in_features_(in_features) {}
@@ -54,7 +57,8 @@ class LinearWeight {
 };
 
 struct LinearArgs {
-  ConstActivations x;  // [num_rows, in_features], contiguous
+  ConstActivations
+      x;  // [num_rows, in_features], contiguous; kE4M3 only on the host, or with an FP8 weight that prefers it
   const LinearWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features] or null
   Activations y;                // [num_rows, out_features], contiguous; not x
@@ -64,6 +68,8 @@ struct LinearArgs {
 // Arithmetic of the CPU variant. A row's result is always bitwise independent of num_rows and the number of threads.
 //   kF32   weights are widened at load; products and sums in f32
 //   kBF16  x is rounded to bf16 (AMX or AVX512-BF16); sums in f32, in the instruction's order (gemm_bf16_isa.h)
+// x in e4m3 is multiplied as the values of its codes; then y is multiplied by the scale of x's row, and the bias added.
+// With scale groups it is multiplied as scales times codes.
 // FP8 and int4 weights keep their codes: x is rounded to bf16 or not, as above, the sum of a scale group has exact
 // products, and is multiplied by the group's scale (gemm_fp8_isa.h). No weight is rounded. kAuto treats them as bf16
 // weights.

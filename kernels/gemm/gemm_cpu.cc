@@ -5,8 +5,10 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "kernels/common/ceil_div.h"
+#include "kernels/common/e4m3.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/common/status.h"
@@ -163,9 +165,32 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& w, Ge
   return std::unique_ptr<LinearWeight>(std::make_unique<PanelWeight>(w));
 }
 
+// Codes are exact in f32 and in bf16; a row's scale comes behind the product. Scales of groups come in front.
+static absl::Status MultiplyE4M3(const KernelContext& ctx, const LinearArgs& a) {
+  const int64_t n = a.weight->out_features(), k = a.weight->in_features(), group = a.x.scale_group;
+  const auto* const codes = static_cast<const uint8_t*>(a.x.data);
+  std::vector<float> values(static_cast<size_t>(a.num_rows * k));
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    for (int64_t j = 0; j < k; ++j)
+      values[i * k + j] =
+          kE4M3Values[codes[i * k + j]] * (group == 0 ? 1 : a.x.scales[j / group * E4M3Rows(a.num_rows) + i]);
+  }
+  LinearArgs plain = a;
+  plain.x = values.data();
+  if (group != 0) return Linear(ctx, plain);
+  plain.bias = nullptr;
+  if (absl::Status s = Linear(ctx, plain); !s.ok()) return s;
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    for (int64_t j = 0; j < n; ++j)
+      a.y[i * n + j] = a.y[i * n + j] * a.x.scales[i] + (a.bias == nullptr ? 0 : a.bias[j]);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Linear(const KernelContext& ctx, const LinearArgs& a) {
   if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
   if (a.num_rows == 0) return absl::OkStatus();
+  if (a.x.dtype == DType::kE4M3) return MultiplyE4M3(ctx, a);
   if (const auto* w = dynamic_cast<const Bf16Weight*>(a.weight)) return RunBf16(ctx, a, *w);
   if (const auto* w = dynamic_cast<const Fp8Weight*>(a.weight)) return RunFp8(ctx, a, *w);
   if (const auto* w = dynamic_cast<const Int4Weight*>(a.weight)) return RunInt4(ctx, a, *w);

@@ -1,12 +1,36 @@
 #include "kernels/gemm/gemm_cuda.h"
 
+#include "kernels/cuda/cuda_device_info.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/gemm/fp8_gemm_cuda.h"
 #include "kernels/gemm/rows_of_choice.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
-cudaDataType_t DataType(DType dtype) { return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF; }
+cudaDataType_t DataType(DType dtype) {
+  return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+}
+
+template <typename T>
+cublasStatus_t SetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name, const T& value) {
+  return cublasLtMatmulDescSetAttribute(operation, name, &value, sizeof(value));
+}
+
+// Scales of channels and rows, with sums as fast as the tensor cores add; or of blocks, and of 128 columns of a row.
+cublasStatus_t ScaleE4M3(cublasLtMatmulDesc_t operation, bool blocks) {
+  const auto of_w = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  const auto of_x = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  cublasStatus_t s = SetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, of_w);
+  if (s == CUBLAS_STATUS_SUCCESS) s = SetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, of_x);
+  const int8_t fast = blocks ? 0 : 1;
+  if (s == CUBLAS_STATUS_SUCCESS) s = SetAttribute(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+  return s;
+}
+cublasStatus_t SetScales(cublasLtMatmulDesc_t operation, const float* channels, const float* rows) {
+  const cublasStatus_t s = SetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, channels);
+  return s == CUBLAS_STATUS_SUCCESS ? SetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, rows) : s;
+}
 
 // Layouts of x and y, for some number of rows.
 class RowLayouts {
@@ -35,6 +59,9 @@ class RowLayouts {
   cublasLtMatrixLayout_t x_ = nullptr, y_ = nullptr;
 };
 
+// Rows that cuBLASLt computes: of x in e4m3 with scale groups four at a time.
+int64_t RowsOf(const LinearArgs& a) { return a.x.scale_group != 0 ? E4M3Rows(a.num_rows) : a.num_rows; }
+
 }  // namespace
 
 struct GemmPlans::Plan {
@@ -49,11 +76,36 @@ struct GemmPlans::Plan {
   }
 };
 
+bool MultipliesE4M3() {
+  int capability = 0, num_sms = 0;
+  return cublasLtGetVersion() >= 120900 && DeviceInfo(&capability, &num_sms) == cudaSuccess && capability / 10 == 9;
+}
+
+GemmPlans::Matrix GemmPlans::MatrixOf(const LinearWeight& weight) {
+  if (const auto* fp8 = dynamic_cast<const DeviceFp8Weight*>(&weight))
+    return {fp8->codes(), DType::kE4M3, fp8->e4m3_scales(), fp8->scale_group() != 0};
+  const auto& plain = static_cast<const DeviceWeight&>(weight);
+  return {plain.data(), plain.dtype(), nullptr, false};
+}
+
 GemmPlans::Key GemmPlans::KeyOf(const LinearArgs& a, int64_t num_rows) {
-  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-  return {num_rows, weight.out_features(), weight.in_features(),
-          static_cast<int64_t>(weight.dtype()) | static_cast<int64_t>(a.x.dtype) << 8 |
-              static_cast<int64_t>(a.y.dtype) << 16};
+  return {num_rows, a.weight->out_features(), a.weight->in_features(),
+          static_cast<int64_t>(MatrixOf(*a.weight).dtype) | static_cast<int64_t>(MatrixOf(*a.weight).blocks) << 24 |
+              static_cast<int64_t>(a.x.dtype) << 8 | static_cast<int64_t>(a.y.dtype) << 16};
+}
+
+std::vector<float> BlockScales(const WeightView& w) {
+  const int64_t groups = w.num_scale_groups(), stride = (groups + 3) / 4 * 4;
+  const int64_t blocks = (w.out_features + kFp8Group - 1) / kFp8Group;
+  std::vector<float> scales(static_cast<size_t>(blocks * stride), 1.0f);
+  for (int64_t row = 0; row < w.out_features; ++row) {
+    for (int64_t group = 0; group < groups; ++group) {
+      float& of_block = scales[row / kFp8Group * stride + group];
+      if (row % kFp8Group == 0) of_block = w.scales[row * groups + group];
+      if (of_block != w.scales[row * groups + group]) return {};
+    }
+  }
+  return scales;
 }
 
 GemmPlans::GemmPlans(bool deterministic) : deterministic_(deterministic) {}
@@ -90,21 +142,23 @@ cublasStatus_t GemmPlans::Choose(const GemmContext& ctx, const LinearArgs& a, in
 
 // cuBLASLt is column-major: yᵀ [out, rows] = W [in, out]ᵀ · xᵀ [in, rows], all with their rows contiguous.
 absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& plan) {
-  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-  const uint64_t in = static_cast<uint64_t>(weight.in_features()), out = static_cast<uint64_t>(weight.out_features());
+  const Matrix weight = MatrixOf(*a.weight);
+  const auto in = static_cast<uint64_t>(a.weight->in_features()), out = static_cast<uint64_t>(a.weight->out_features());
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "GEMM");
-  const cublasOperation_t transpose = CUBLAS_OP_T;
+  SPLICE_CUDA_RETURN_IF_ERROR(SetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T), "GEMM");
+  if (weight.dtype == DType::kE4M3) {
+    SPLICE_CUDA_RETURN_IF_ERROR(ScaleE4M3(plan.operation, weight.blocks), "GEMM");
+    SPLICE_CUDA_RETURN_IF_ERROR(SetScales(plan.operation, weight.scales, a.x.scales), "GEMM");
+  }
   SPLICE_CUDA_RETURN_IF_ERROR(
-      cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)),
-      "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(
-      cublasLtMatrixLayoutCreate(&plan.w, DataType(weight.dtype()), in, out, weight.in_features()), "GEMM");
-  SPLICE_CUDA_RETURN_IF_ERROR(plan.rows.Create(a, a.num_rows), "GEMM");
+      cublasLtMatrixLayoutCreate(&plan.w, DataType(weight.dtype), in, out, a.weight->in_features()), "GEMM");
+  const int64_t num_rows = RowsOf(a);
+  SPLICE_CUDA_RETURN_IF_ERROR(plan.rows.Create(a, num_rows), "GEMM");
   cublasLtMatmulPreference_t preference = nullptr;
   SPLICE_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&preference), "GEMM");
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                &ctx.workspace_bytes, sizeof(ctx.workspace_bytes));
-  const int64_t rows_of_choice = deterministic_ ? kDeterministicRows : RowsOfChoice(a.num_rows);
+  const int64_t rows_of_choice = deterministic_ ? kDeterministicRows : RowsOfChoice(num_rows);
   if (deterministic_ && status == CUBLAS_STATUS_SUCCESS) {
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
     status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
@@ -118,8 +172,8 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
 }
 
 absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
-  const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-  const Key key = KeyOf(a, a.num_rows);
+  const Matrix weight = MatrixOf(*a.weight);
+  const Key key = KeyOf(a, RowsOf(a));
   Plan* plan = nullptr;
   {
     std::lock_guard lock(mutex_);
@@ -132,9 +186,16 @@ absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
     plan = entry.get();
   }
   const float one = 1, zero = 0;
-  return ToStatus(cublasLtMatmul(ctx.handle, plan->operation, &one, weight.data(), plan->w, a.x.data, plan->rows.x(),
-                                 &zero, a.y.data, plan->rows.y(), a.y.data, plan->rows.y(), &plan->algorithm,
-                                 ctx.workspace, ctx.workspace_bytes, ctx.stream),
+  cublasLtMatmulDescOpaque_t scaled;  // threads share the plan, and have scales of their own
+  cublasLtMatmulDesc_t operation = plan->operation;
+  if (weight.dtype == DType::kE4M3) {
+    scaled = *plan->operation;
+    operation = &scaled;
+    SPLICE_CUDA_RETURN_IF_ERROR(SetScales(operation, weight.scales, a.x.scales), "GEMM");
+  }
+  return ToStatus(cublasLtMatmul(ctx.handle, operation, &one, weight.data, plan->w, a.x.data, plan->rows.x(), &zero,
+                                 a.y.data, plan->rows.y(), a.y.data, plan->rows.y(), &plan->algorithm, ctx.workspace,
+                                 ctx.workspace_bytes, ctx.stream),
                   "GEMM");
 }
 

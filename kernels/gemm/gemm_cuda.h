@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/common/buffer.h"
@@ -28,6 +29,13 @@ class DeviceWeight final : public LinearWeight {
   const DType dtype_;
 };
 
+// Whether cuBLASLt multiplies e4m3 with e4m3 here, with scales of rows and channels, or of blocks: version 12.9 or
+// later, on Hopper. Of the current device.
+bool MultipliesE4M3();
+// Scales of 128 x 128 blocks as these products read them: [ceil(out / 128)][ceil(in / 128), rounded up to four]. Empty:
+// the rows of some block have different scales. REQUIRES: view.scale_group is 128.
+std::vector<float> BlockScales(const WeightView& view);
+
 struct GemmContext {
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
@@ -43,14 +51,26 @@ class GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // y = x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation); y has that type or f32. The
-  // bias is not added here. Asynchronous on ctx.stream. The last bits of a row's result may depend on num_rows, because
-  // cuBLASLt chooses its algorithm by the shape, for RowsOfChoice(num_rows) rows (rows_of_choice.h). With
-  // `deterministic`, every number of rows uses the algorithm for kDeterministicRows rows.
+  // y = x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation, or e4m3); y has that type or
+  // f32, with e4m3 f32 or bf16. The bias is not added here. Asynchronous on ctx.stream. The last bits of a row's result
+  // may depend on num_rows, because cuBLASLt chooses its algorithm by the shape, for RowsOfChoice(num_rows) rows
+  // (rows_of_choice.h). With `deterministic`, every number of rows uses the algorithm for kDeterministicRows rows.
+  //
+  // e4m3: a DeviceFp8Weight. With a scale for each channel Hopper's tensor cores add some 14 bits of a sum ("fast
+  // accumulation"): results are 1e-3 to 3e-3 off in relative L2, a tenth of what rounding x to e4m3 costs. Sums in f32
+  // take 1.2 times as long (docs/results/2026-11-26-fp8-prompts.md); with scales of blocks there are only these.
   absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
 
  private:
   struct Plan;
+  // A weight as cuBLASLt sees it.
+  struct Matrix {
+    const void* data;
+    DType dtype;
+    const float* scales;  // kE4M3
+    bool blocks;          // scales are of blocks
+  };
+  static Matrix MatrixOf(const LinearWeight& weight);
   using Key = std::array<int64_t, 4>;  // rows, out, in, element types
   static Key KeyOf(const LinearArgs& args, int64_t num_rows);
   // plan.algorithm: the one for `rows` rows, if it serves the plan's number.

@@ -1,5 +1,6 @@
 #include "kernels/common/status.h"
 #include "kernels/norm/norm_validate.h"
+#include "kernels/quantize/quantize_rows.h"
 
 namespace spl::kernels {
 
@@ -9,7 +10,7 @@ absl::Status ValidateRmsNorm(const RmsNormArgs& a) {
   if (a.residual == nullptr || a.weight == nullptr || a.out.data == nullptr) return InvalidCall("RmsNorm: null tensor");
   if (a.out.data == a.residual) return InvalidCall("RmsNorm: out aliases residual");
   if (!(a.eps >= 0)) return InvalidCall("RmsNorm: eps is ", a.eps);
-  return absl::OkStatus();
+  return ValidateE4M3(a.out, "RmsNorm");
 }
 
 }  // namespace spl::kernels

@@ -14,7 +14,7 @@ struct RmsNormArgs {
   float* residual = nullptr;      // [num_rows, width]; changed only when delta is given
   ConstActivations delta;         // [num_rows, width] or null
   const float* weight = nullptr;  // [width]
-  Activations out;                // [num_rows, width]; may not alias residual
+  Activations out;                // [num_rows, width]; may not alias residual. kE4M3: quantize/quantize_rows.h
   int64_t num_rows = 0;
   int64_t width = 0;
   float eps = 1e-5f;

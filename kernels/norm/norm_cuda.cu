@@ -1,6 +1,9 @@
+#include <type_traits>
+
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/quantize/e4m3_row_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -9,10 +12,10 @@ constexpr int kMaxVectors = 8;  // vectors of four elements that one thread keep
 constexpr int kFewVectors = 2;  // so few that the weight's fit beside the row's
 
 // One block a row: the row is read once, summed, scaled and written. Short rows' weights are read before the wait for
-// the row.
-template <typename Delta, typename T, int kVectors>
-__global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, T* out, int width, float eps) {
-  __shared__ float scratch[32];
+// the row. Out: a pointer, or E4M3Tensor.
+template <typename Delta, typename Out, int kVectors>
+__global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, Out out, int width, float eps) {
+  __shared__ float scratch[32], max_scratch[32];
   LetNextStart();
   constexpr bool kWeightFirst = kVectors <= kFewVectors;
   float4 w[kVectors];
@@ -46,21 +49,29 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
     const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
     if (c >= width) break;
     if constexpr (!kWeightFirst) load_weight(v);
-    Store4(out + row + c,
-           float4{x[v].x * scale * w[v].x, x[v].y * scale * w[v].y, x[v].z * scale * w[v].z, x[v].w * scale * w[v].w});
+    x[v] = {x[v].x * scale * w[v].x, x[v].y * scale * w[v].y, x[v].z * scale * w[v].z, x[v].w * scale * w[v].w};
+    if constexpr (!std::is_same_v<Out, E4M3Tensor>) Store4(out + row + c, x[v]);
   }
+  if constexpr (std::is_same_v<Out, E4M3Tensor>) StoreE4M3Row<kVectors>(x, blockIdx.x, width, out, max_scratch);
 }
 
-template <typename Delta, typename T>
-cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
+template <typename Delta, typename Out>
+cudaError_t Launch(const RmsNormArgs& a, Out out, cudaStream_t stream) {
   const int vectors = static_cast<int>(a.width / 4);
   const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
   const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
   const auto kernel =
-      vectors <= kFewVectors * fit ? RmsNormKernel<Delta, T, kFewVectors> : RmsNormKernel<Delta, T, kMaxVectors>;
+      vectors <= kFewVectors * fit ? RmsNormKernel<Delta, Out, kFewVectors> : RmsNormKernel<Delta, Out, kMaxVectors>;
   return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), fit, 0, stream, a.residual,
-                     static_cast<const Delta*>(a.delta.data), a.weight, static_cast<T*>(a.out.data),
-                     static_cast<int>(a.width), a.eps);
+                     static_cast<const Delta*>(a.delta.data), a.weight, out, static_cast<int>(a.width), a.eps);
+}
+
+template <typename Delta>
+cudaError_t LaunchOut(const RmsNormArgs& a, cudaStream_t stream) {
+  if (a.out.dtype == DType::kF32) return Launch<Delta>(a, static_cast<float*>(a.out.data), stream);
+  if (a.out.dtype == DType::kBF16) return Launch<Delta>(a, static_cast<__nv_bfloat16*>(a.out.data), stream);
+  if (a.out.dtype == DType::kE4M3 && a.width % 16 == 0) return Launch<Delta>(a, E4M3Tensor(a.out, a.num_rows), stream);
+  return cudaErrorNotSupported;
 }
 
 }  // namespace
@@ -68,12 +79,8 @@ cudaError_t Launch(const RmsNormArgs& a, cudaStream_t stream) {
 cudaError_t RmsNorm(const RmsNormArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (a.width % 4 != 0 || a.width > 4ll * 1024 * kMaxVectors) return cudaErrorNotSupported;
-  const bool f32_delta = a.delta.dtype == DType::kF32;
-  if (!f32_delta && a.delta.dtype != DType::kBF16) return cudaErrorNotSupported;
-  if (a.out.dtype == DType::kF32)
-    return f32_delta ? Launch<float, float>(a, stream) : Launch<__nv_bfloat16, float>(a, stream);
-  if (a.out.dtype == DType::kBF16)
-    return f32_delta ? Launch<float, __nv_bfloat16>(a, stream) : Launch<__nv_bfloat16, __nv_bfloat16>(a, stream);
+  if (a.delta.dtype == DType::kF32) return LaunchOut<float>(a, stream);
+  if (a.delta.dtype == DType::kBF16) return LaunchOut<__nv_bfloat16>(a, stream);
   return cudaErrorNotSupported;
 }
 

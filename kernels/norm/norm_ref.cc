@@ -1,11 +1,20 @@
 #include <cmath>
+#include <vector>
 
 #include "kernels/norm/norm_validate.h"
+#include "kernels/quantize/quantize_rows.h"
 
 namespace spl::kernels::ref {
 
-absl::Status RmsNorm(const KernelContext&, const RmsNormArgs& a) {
+absl::Status RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) {
   if (absl::Status s = ValidateRmsNorm(a); !s.ok()) return s;
+  if (a.out.dtype == DType::kE4M3) {
+    std::vector<float> rows(static_cast<size_t>(a.num_rows * a.width));
+    RmsNormArgs plain = a;
+    plain.out = rows.data();
+    if (absl::Status s = RmsNorm(ctx, plain); !s.ok()) return s;
+    return QuantizeRows(ctx, {.x = rows.data(), .out = a.out, .num_rows = a.num_rows, .width = a.width});
+  }
   for (int64_t i = 0; i < a.num_rows; ++i) {
     float* r = a.residual + i * a.width;
     double sum = 0;

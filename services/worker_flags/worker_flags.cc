@@ -33,13 +33,14 @@ void AddHeadClassesFlag(CLI::App& app, ModelSource& source) {
 }
 
 void AddQuantizeFlag(CLI::App& app, ModelSource& source) {
-  app.add_option(
-         "--quantize", source.quantize,
-         "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel; "
-         "activations stay as they are), int4 (a scale per output channel and 128 columns), or none. Folders in "
-         "FP8 or int4 need no flag")
+  app.add_option("--quantize", source.quantize,
+                 "quantize the weights of the layers while they are loaded: fp8 (e4m3, a scale per output channel), "
+                 "int4 (a scale per output channel and 128 columns), or none. Folders in FP8 or int4 need no flag")
       ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();
+  app.add_flag("!--no-fp8-activations", source.fp8_activations,
+               "multiply FP8 weights with activations in bf16 in every product; else a GPU of the Hopper generation "
+               "rounds them to FP8 in passes of 192 rows and more, which is faster");
 }
 
 void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_help) {
@@ -52,13 +53,23 @@ void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_he
 
 namespace {
 
-// Says what is quantized, and that activations are not.
+// Fewest rows of a pass whose activations are rounded to e4m3 in the first layer; 0: none are.
+int64_t FirstRowsInE4M3(const engine::Model& model) {
+  const auto& layer = model.rank(0).layer(0);
+  for (int64_t rows = 1; model.quantizes_activations() && rows <= 1024; ++rows) {
+    if (layer.qkv->PrefersE4M3(rows)) return rows;
+  }
+  return 0;
+}
+
+// Says what is quantized.
 void LogQuantization(const engine::Model& model) {
   if (!kernels::IsQuantizedType(model.weight_dtype())) return;
   const engine::WeightQuantization& folder = model.config().quantization;
   log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
             log::F("format", folder.quantized() ? folder.method : "--quantize"),
-            log::F("activation_scales", folder.static_activations ? "not used" : "none"));
+            log::F("activation_scales", folder.static_activations ? "not used" : "none"),
+            log::F("fp8_activations_from_rows", FirstRowsInE4M3(model)));
 }
 
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
@@ -280,6 +291,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
   else if (kv_dtype != "auto")
     return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
   options.quantize = engine::QuantizeToFromName(source.quantize);
+  options.quantize_activations = source.fp8_activations;
   options.on_progress = std::move(on_progress);
   SPLICE_ASSIGN_OR_RETURN(auto model, source.random_weights.empty()
                                           ? engine::Model::Load(dir, devices, options)

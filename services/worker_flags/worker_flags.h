@@ -33,6 +33,7 @@ struct ModelSource {
   std::string head_classes = "auto";      // ModelOptions::head_classes
   std::string recovery_profile = "auto";  // ModelOptions::recovery_profile
   std::string quantize = "none";          // "none", "fp8" or "int4", ModelOptions::quantize
+  bool fp8_activations = true;            // ModelOptions::quantize_activations
 };
 
 inline constexpr char kNoAsyncSchedulingHelp[] =

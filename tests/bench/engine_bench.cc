@@ -68,6 +68,7 @@ struct Flags {
   std::string shape = "llama-3.1-8b";
   std::string backend = "cuda";
   std::string quantize = "none";
+  bool fp8_activations = true;
   int32_t tp = 1;
   std::vector<int32_t> prefill = {2048, 8192, 32768};
   std::vector<int32_t> decode = {1, 8, 32};
@@ -111,9 +112,10 @@ absl::Status RunBench(const Flags& flags) {
   const kernels::Backend* const backend = devices[0].get();
   SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
   const auto load_start = Clock::now();
-  SPLICE_ASSIGN_OR_RETURN(
-      const auto model,
-      engine::Model::LoadRandom(random, devices, {.quantize = engine::QuantizeToFromName(flags.quantize)}));
+  SPLICE_ASSIGN_OR_RETURN(const auto model,
+                          engine::Model::LoadRandom(random, devices,
+                                                    {.quantize = engine::QuantizeToFromName(flags.quantize),
+                                                     .quantize_activations = flags.fp8_activations}));
   const engine::ModelConfig& c = model->config();
   const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
   const kernels::DType layer_dtype =
@@ -273,6 +275,7 @@ int main(int argc, char** argv) {
   CLI::App app("Times prompts and decode steps of a model of a real shape with random weights, in process.");
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
+  app.add_flag("!--no-fp8-activations", flags.fp8_activations, "FP8 weights are multiplied with bf16");
   app.add_option("--quantize", flags.quantize, "fp8, int4: the layers' matrices in that type; none")
       ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();

@@ -13,6 +13,7 @@
 #include "kernels/gemm/gemm_validate.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/moe/moe_cuda.h"
+#include "kernels/quantize/quantize_rows_cuda.h"
 
 namespace spl::kernels::cuda {
 
@@ -131,7 +132,21 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
   if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeFp8Codes"); !s.ok()) {
     return s;
   }
-  return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), w);
+  // Deterministic: a row's arithmetic does not depend on the rows beside it.
+  bool multiplies_e4m3 =
+      !deterministic_ && w.out_features % 16 == 0 && w.in_features <= kQuantizedRowMax && MultipliesE4M3();
+  std::unique_ptr<Buffer> of_blocks;
+  if (multiplies_e4m3 && w.scale_group != 0) {
+    const std::vector<float> blocks = BlockScales(w);
+    multiplies_e4m3 = !blocks.empty();
+    if (multiplies_e4m3) {
+      auto uploaded = Uploaded(blocks.data(), blocks.size() * sizeof(float));
+      if (!uploaded.ok()) return uploaded.status();
+      of_blocks = *std::move(uploaded);
+    }
+  }
+  return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), std::move(of_blocks), w,
+                                           multiplies_e4m3);
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptInt4(std::unique_ptr<Buffer> codes,

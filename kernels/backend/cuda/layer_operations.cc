@@ -16,6 +16,7 @@
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/norm/norm_validate.h"
 #include "kernels/norm/row_norms_cuda.h"
+#include "kernels/quantize/quantize_rows_cuda.h"
 #include "kernels/selection/cacheblend/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -71,14 +72,15 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
   if (absl::Status s = ValidateLinear(a); !s.ok()) return s;
   if (a.num_rows == 0) return absl::OkStatus();
   CudaSession& session = CudaSession::Of(ctx);
-  if (const auto* fp8 = dynamic_cast<const DeviceFp8Weight*>(a.weight)) {
-    return Fp8Linear(a, *fp8, deterministic_, session.stream());
-  }
+  const auto* const fp8 = dynamic_cast<const DeviceFp8Weight*>(a.weight);
+  if (a.x.dtype == DType::kE4M3 && (fp8 == nullptr || !fp8->multiplies_e4m3() || a.x.scale_group != fp8->e4m3_group()))
+    return absl::UnimplementedError("Linear: x in e4m3, and a weight that is not multiplied with it here");
+  if (fp8 != nullptr && a.x.dtype != DType::kE4M3) return Fp8Linear(a, *fp8, deterministic_, session.stream());
   if (const auto* int4 = dynamic_cast<const DeviceInt4Weight*>(a.weight)) {
     return Int4Linear(a, *int4, deterministic_, session);
   }
   // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
-  if (!deterministic_ && a.num_rows <= kMaxSkinnyRows) {
+  if (fp8 == nullptr && !deterministic_ && a.num_rows <= kMaxSkinnyRows) {
     const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
     if (weight.dtype() == DType::kBF16 && a.x.dtype == DType::kBF16) {
       const cudaError_t e = SkinnyGemm({.x = a.x.data,
@@ -97,6 +99,11 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
                          session.stream()};
   if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
   return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
+}
+
+absl::Status CudaBackend::QuantizeRows(const KernelContext& ctx, const QuantizeRowsArgs& a) const {
+  if (absl::Status s = ValidateQuantizeRows(a); !s.ok()) return s;
+  return ToStatus(cuda::QuantizeRows(a, CudaSession::Of(ctx).stream()), "QuantizeRows");
 }
 
 absl::Status CudaBackend::RmsNorm(const KernelContext& ctx, const RmsNormArgs& a) const {

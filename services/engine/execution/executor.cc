@@ -67,13 +67,17 @@ absl::Status Executor::AllocateWorkspace() {
   const ModelConfig& c = model_->config();
   const auto allocate = [&](std::unique_ptr<kernels::Buffer>& buffer, int64_t width,
                             kernels::DType dtype) -> absl::Status {
-    SPLICE_ASSIGN_OR_RETURN(buffer, model_->backend().Allocate(kernels::DTypeBytes(dtype) * options_.max_rows * width));
+    const auto rows = static_cast<size_t>(kernels::E4M3Rows(options_.max_rows));
+    SPLICE_ASSIGN_OR_RETURN(buffer, model_->backend().Allocate(kernels::DTypeBytes(dtype) * rows * width));
     return absl::OkStatus();
   };
   const kernels::DType act = activation_dtype_;
   SPLICE_RETURN_IF_ERROR(allocate(ws_.residual, c.hidden_size, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.delta, c.hidden_size, kernels::DType::kF32));
-  SPLICE_RETURN_IF_ERROR(allocate(ws_.normed, c.hidden_size, act));
+  const auto codes_of_attention = c.q_size() / static_cast<int64_t>(kernels::DTypeBytes(act)) + 1;
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.normed, std::max<int64_t>(c.hidden_size, codes_of_attention), act));
+  const auto widest = std::max<int64_t>({c.hidden_size, c.q_size(), c.intermediate_size});
+  SPLICE_RETURN_IF_ERROR(allocate(ws_.row_scales, widest / kernels::kE4M3Group + 1, kernels::DType::kF32));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.qkv, c.q_size() + 2 * c.kv_size(), kernels::DType::kF32));
   if (act != kernels::DType::kF32) SPLICE_RETURN_IF_ERROR(allocate(ws_.q, c.q_size(), act));
   SPLICE_RETURN_IF_ERROR(allocate(ws_.attention, c.q_size(), act));
@@ -136,8 +140,9 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
   kernels::ConstActivations delta;
   for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
     const LayerWeights& weights = model_->layer(layer);
-    SPLICE_RETURN_IF_ERROR(Normalize(delta, *weights.attention_norm));
-    SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = Act(ws_.normed),
+    const kernels::Activations attention_in = InputOf(weights.qkv.get(), ws_.normed, num_rows_);
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), delta, *weights.attention_norm, num_rows_, attention_in));
+    SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = attention_in,
                                                       .weight = weights.qkv.get(),
                                                       .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
                                                       .y = F32(ws_.qkv),
@@ -150,16 +155,16 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     if (hooks.attention_only_last && layer + 1 == layers.end) return absl::OkStatus();
-    SPLICE_RETURN_IF_ERROR(backend.Linear(
-        context(), {.x = Act(ws_.attention), .weight = weights.o.get(), .y = F32(ws_.delta), .num_rows = num_rows_}));
+    SPLICE_RETURN_IF_ERROR(ProjectAttention(*weights.o));
     SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), num_rows_));
     bool sparse = false;
     if (hooks.choose_ffn_rows) {
       SPLICE_ASSIGN_OR_RETURN(sparse, hooks.choose_ffn_rows(layer));
     }
-    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.delta), *weights.ffn_norm));
+    const kernels::Activations ffn_in = InputOf(sparse ? nullptr : weights.gate_up.get(), ws_.normed, num_rows_);
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), F32(ws_.delta), *weights.ffn_norm, num_rows_, ffn_in));
     SPLICE_RETURN_IF_ERROR(sparse ? RunSparseFeedForward(weights)
-                                  : RunFeedForward(weights, Act(ws_.normed), num_rows_, F32(ws_.delta)));
+                                  : RunFeedForward(weights, ffn_in, num_rows_, F32(ws_.delta)));
     delta = F32(ws_.delta);
   }
   return absl::OkStatus();
@@ -170,16 +175,23 @@ absl::Status Executor::Reduce(float* partial, int64_t num_rows) {
   return communicator_->AllReduceSum(context(), partial, num_rows * model_->config().hidden_size);
 }
 
-absl::Status Executor::Normalize(kernels::ConstActivations delta, const kernels::Buffer& weight) {
-  return Normalize(F32(ws_.residual), delta, weight, num_rows_);
+absl::Status Executor::ProjectAttention(const kernels::LinearWeight& weight) {
+  kernels::ConstActivations x = Act(ws_.attention);
+  if (Quantizes(&weight, num_rows_)) {
+    const kernels::Activations codes = InputOf(&weight, ws_.normed, num_rows_);
+    SPLICE_RETURN_IF_ERROR(model_->backend().QuantizeRows(
+        context(), {.x = x, .out = codes, .num_rows = num_rows_, .width = model_->config().q_size()}));
+    x = codes;
+  }
+  return model_->backend().Linear(context(), {.x = x, .weight = &weight, .y = F32(ws_.delta), .num_rows = num_rows_});
 }
 
 absl::Status Executor::Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
-                                 int64_t num_rows) {
+                                 int64_t num_rows, kernels::Activations out) {
   return model_->backend().RmsNorm(context(), {.residual = residual,
                                                .delta = delta,
                                                .weight = static_cast<const float*>(weight.data()),
-                                               .out = Act(ws_.normed),
+                                               .out = out,
                                                .num_rows = num_rows,
                                                .width = model_->config().hidden_size,
                                                .eps = model_->config().rms_norm_eps});

@@ -56,14 +56,15 @@ absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
 absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
                                    float* out) {
   const kernels::Backend& backend = model_->backend();
-  SPLICE_RETURN_IF_ERROR(backend.Linear(
-      context(), {.x = x, .weight = weights.gate_up.get(), .y = F32(ws_.gate_up), .num_rows = num_rows}));
-  SPLICE_RETURN_IF_ERROR(backend.SiluMul(context(), {.gate_up = F32(ws_.gate_up),
-                                                     .out = Act(ws_.activated),
-                                                     .num_rows = num_rows,
-                                                     .width = model_->config().intermediate_size}));
-  return backend.Linear(context(),
-                        {.x = Act(ws_.activated), .weight = weights.down.get(), .y = out, .num_rows = num_rows});
+  const kernels::Activations gate_up =
+      x.dtype == kernels::DType::kE4M3 ? Act(ws_.gate_up) : kernels::Activations(F32(ws_.gate_up));
+  const kernels::Activations activated = InputOf(weights.down.get(), ws_.activated, num_rows);
+  SPLICE_RETURN_IF_ERROR(
+      backend.Linear(context(), {.x = x, .weight = weights.gate_up.get(), .y = gate_up, .num_rows = num_rows}));
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(
+      context(),
+      {.gate_up = gate_up, .out = activated, .num_rows = num_rows, .width = model_->config().intermediate_size}));
+  return backend.Linear(context(), {.x = activated, .weight = weights.down.get(), .y = out, .num_rows = num_rows});
 }
 
 absl::Status Executor::RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,

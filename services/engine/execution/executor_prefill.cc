@@ -102,7 +102,8 @@ absl::Status Executor::LoadHidden(std::span<const PrefillSlice> slices) {
 
 // The norm in front of the next layer is what adds the last layer's result to the residual stream.
 absl::Status Executor::AddDelta(int32_t next_layer) {
-  return Normalize(F32(ws_.delta), *model_->layer(next_layer).attention_norm);
+  return Normalize(F32(ws_.residual), F32(ws_.delta), *model_->layer(next_layer).attention_norm, num_rows_,
+                   Act(ws_.normed));
 }
 
 absl::Status Executor::KeepHidden(std::span<const PrefillSlice> slices) {

@@ -100,7 +100,7 @@ absl::Status Executor::SpanKeys(const SpanPass& pass, int32_t begin, int32_t end
                                                           .out = hidden,
                                                           .ids_are_batch_tokens = true}));
   }
-  SPLICE_RETURN_IF_ERROR(Normalize(hidden, {}, *weights.attention_norm, num_rows_));
+  SPLICE_RETURN_IF_ERROR(Normalize(hidden, {}, *weights.attention_norm, num_rows_, Act(ws_.normed)));
   // Where queries are rotated in place they stay with their keys and values.
   float* qkv = ws_.q ? F32(ws_.qkv) : F32(ws_.span_q) + begin * query_stride();
   SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = Act(ws_.normed),
@@ -225,11 +225,11 @@ absl::Status Executor::SpanFeedForward(const SpanPass& pass, int32_t begin, int3
                                            .y = F32(ws_.delta),
                                            .num_rows = rows}));
   SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), rows));
-  SPLICE_RETURN_IF_ERROR(Normalize(hidden, F32(ws_.delta), *weights.ffn_norm, rows));
+  SPLICE_RETURN_IF_ERROR(Normalize(hidden, F32(ws_.delta), *weights.ffn_norm, rows, Act(ws_.normed)));
   SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, Act(ws_.normed), rows, F32(ws_.delta)));
   if (pass.last_layer) return absl::OkStatus();
   // The norm in front of the next layer is what adds the result to the residual stream.
-  return Normalize(hidden, F32(ws_.delta), *model_->layer(pass.layer + 1).attention_norm, rows);
+  return Normalize(hidden, F32(ws_.delta), *model_->layer(pass.layer + 1).attention_norm, rows, Act(ws_.normed));
 }
 
 }  // namespace spl::engine

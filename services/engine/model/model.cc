@@ -281,6 +281,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   const bool at_load = options.quantize != QuantizeTo::kNone;
   const bool int4 = at_load ? options.quantize == QuantizeTo::kInt4 : c.quantization.is_int4();
   model->weight_dtype_ = int4 ? DType::kInt4 : at_load || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
+  model->quantizes_activations_ = options.quantize_activations;
   model->weights_name_ = at_load ? QuantizedWeightsName(options.quantize) : c.weights_name();
   if (kernels::IsQuantizedType(model->weight_dtype_) && !devices[0]->host_memory() &&
       devices[0]->activation_dtype(c.dtype) != DType::kBF16)

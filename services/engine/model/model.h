@@ -48,6 +48,8 @@ struct ModelOptions {
   std::string recovery_profile = "auto";
   // Quantizes the matrices of the layers while they are loaded (quantizing_source.h).
   QuantizeTo quantize = QuantizeTo::kNone;
+  // Inputs of products with FP8 weights may be rounded to e4m3, where that is faster (LinearWeight::PrefersE4M3).
+  bool quantize_activations = true;
   // Called while a checkpoint is read, and quantized: bytes that are done, and those of all its tensors
   // (load_progress.h). On the threads of the ranks, one call at a time; must return soon. Random weights: not called.
   // May be null.
@@ -126,6 +128,7 @@ class Model {
   kernels::DType weight_dtype() const { return weight_dtype_; }
   // The same with what shares a scale, as ModelConfig::weights_name; for --quantize: QuantizedWeightsName.
   const std::string& weights_name() const { return weights_name_; }
+  bool quantizes_activations() const { return quantizes_activations_; }  // ModelOptions::quantize_activations
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
@@ -152,6 +155,7 @@ class Model {
 
   ModelConfig config_;
   kernels::DType weight_dtype_ = kernels::DType::kBF16;
+  bool quantizes_activations_ = true;
   std::string weights_name_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
   std::vector<std::unique_ptr<ModelShard>> ranks_;
