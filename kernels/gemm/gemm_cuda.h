@@ -29,8 +29,8 @@ class DeviceWeight final : public LinearWeight {
   const DType dtype_;
 };
 
-// Whether cuBLASLt multiplies e4m3 with e4m3 here, with scales of rows and channels, or of blocks: version 12.9 or
-// later, on Hopper. Of the current device.
+// Whether cuBLASLt multiplies e4m3 with e4m3 on the current device, with scales of rows and channels, or of blocks:
+// version 12.9 or later, on Hopper.
 bool MultipliesE4M3();
 // Scales of 128 x 128 blocks as these products read them: [ceil(out / 128)][ceil(in / 128), rounded up to four]. Empty:
 // the rows of some block have different scales. REQUIRES: view.scale_group is 128.

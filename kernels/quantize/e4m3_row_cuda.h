@@ -52,7 +52,7 @@ __device__ __forceinline__ float MaxOf(float4 x) {
   return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-// What values of largest magnitude `max` are multiplied with, and their scale.
+// The factor of values whose largest magnitude is `max`, and their scale.
 __device__ __forceinline__ float E4M3Factor(float max, float& scale) {
   const bool zero = max < 0x1p-100f;
   scale = zero ? 1.0f : __fdiv_rn(max, kE4M3Max);

@@ -29,7 +29,7 @@ struct QuantizeRowsArgs {
 
 // InvalidArgument: a null tensor, no scales, another type or group, a shape out of range.
 absl::Status ValidateQuantizeRows(const QuantizeRowsArgs& args);
-// What an operation may write as codes; `who` begins the message.
+// Checks a tensor that an operation may write as codes; `who` begins the message.
 absl::Status ValidateE4M3(const Activations& out, const char* who);
 
 namespace ref {
