@@ -203,7 +203,7 @@ class Bench {
       const auto* const scoring = dynamic_cast<const engine::ColumnScoring*>(observer);
       if (scoring == nullptr) continue;
       const engine::ColumnScoringOptions& score = scoring->options();
-      const double heads = score.kv_heads.empty() ? c.num_kv_heads : static_cast<double>(score.kv_heads.size());
+      const double heads = score.kv_heads.empty() ? c.num_kv_heads : static_cast<double>(score.kv_heads.front().size());
       for (const int32_t p : slice.positions) {
         if (!engine::ContainsPosition(score.probes, p)) continue;
         const engine::PositionRange seen{0, p + 1};

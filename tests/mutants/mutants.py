@@ -37,6 +37,7 @@ RUN = "services/engine/runtime/prompt_run.cc"
 SCORING = "services/engine/execution/observers/column_scoring.cc"
 SPARSEX = "services/engine/recovery/sparsex.cc"
 PROBE = "services/engine/recovery/sparsex_probe.cc"
+SPLICE = "services/engine/recovery/splice.cc"
 CONTEXT = "services/engine/cache/copy_context.cc"
 RESTORE = "services/engine/recovery/edge_restore.cc"
 HARVEST = "services/engine/runtime/prompt_harvest.cc"
@@ -55,8 +56,7 @@ MUTANTS = [
     Mutant("first-row-asks", "only the first row of a pass asks", SCORING,
            "if (ContainsPosition(options_.probes, positions[i]))", "if (i == 0)", "engine_chosen_rows_test"),
     Mutant("all-rows-ask", "copied rows of the pass ask, too", SPARSEX,
-           ".rows = ProbeRows(layout), .layers = {layer, layer + 1}",
-           ".rows = {layout.active()}, .layers = {layer, layer + 1}", "engine_chosen_rows_test"),
+           "return UnionOf(layout.fresh(), Tail(layout));", "return {layout.active()};", "engine_chosen_rows_test"),
     Mutant("one-head-scores", "one KV head scores", SCORING,
            "  args.kv_heads = heads_;\n", "  constexpr int32_t kOne = 0;\n  args.kv_heads = {&kOne, 1};\n",
            "engine_chosen_rows_test"),
@@ -64,14 +64,15 @@ MUTANTS = [
            "const int32_t layer = std::max(0, dense_layers_ - 1);", "const int32_t layer = std::max(0, dense_layers_ - 2);",
            "engine_chosen_rows_test"),
     Mutant("no-neighbours", "a score does not count for its neighbours", SPARSEX,
-           ".pool_radius = options_.score_pool};", ".pool_radius = 0};", "engine_chosen_rows_test"),
+           ".pool_radius = options_.score_pool,", ".pool_radius = 0,", "engine_chosen_rows_test"),
     Mutant("no-edges", "text beside fresh text is not recomputed", SPARSEX,
            "for (const PositionRanges& more : {Overflow(layout), Tail(layout), Links(layout)})",
            "for (const PositionRanges& more : {Tail(layout), Links(layout)})", "engine_chosen_rows_test"),
     Mutant("probe-scores-below", "a layer of the probe scores that must not", PROBE,
-           ".layer = end_ - scoring_,", ".layer = 0,", "engine_chosen_rows_test"),
-    Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", PROBE,
-           ".all_layers = true};", ".all_layers = false};", "engine_chosen_rows_test"),
+           "Scores(layout, end_ - scoring_, scoring_, share_)", "Scores(layout, 0, end_, share_)",
+           "engine_chosen_rows_test"),
+    Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", SPARSEX,
+           ".all_layers = num_layers > 1};", ".all_layers = false};", "engine_chosen_rows_test"),
     Mutant("probe-runs-copies", "copied rows run through the probe, too", PROBE,
            ".rows = ProbeRows(layout), .layers = {0, end_}",
            ".rows = {layout.active()}, .layers = {0, end_}", "engine_chosen_rows_test"),
@@ -80,6 +81,14 @@ MUTANTS = [
            ".layers = {options().probe_layers - 1, config().num_layers}};", "engine_segments_test"),
     Mutant("probe-whatever-it-costs", "a probe where dense layers compute fewer rows", PROBE,
            "|| CostOf(layout) < SparseXPolicy::CostOf(layout);", "|| true;", "engine_segments_test"),
+    Mutant("probe-by-class", "local heads of splice's probe see their window", SPLICE,
+           "if (!uses_classes(reuses_) || is_probing())", "if (!uses_classes(reuses_))", "engine_chosen_rows_test"),
+    Mutant("documents-by-class", "local heads of splice see their window in front of the question, too", SPLICE,
+           "if (!question_.has_value()) return plan;", "return plan;", "engine_head_class_policies_test"),
+    Mutant("first-layers-heads", "the global heads of one layer score all layers of a probe", SPLICE,
+           "plan_.GlobalHeads(score.layer + i)", "plan_.GlobalHeads(score.layer)", "engine_chosen_rows_test"),
+    Mutant("probe-over-parts", "a probe over copies that lack its first layers", PROBE,
+           " || !layout.copies_are_whole) return;", ") return;", "engine_quantized_copies_test"),
     Mutant("positions-decide", "a copy at the right position passes for one in the same context", CONTEXT,
            "return hash == context.front ? CopyContext::kSame : other;",
            "return hash == context.front || own >= 0 ? CopyContext::kSame : other;",

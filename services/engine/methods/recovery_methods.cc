@@ -55,14 +55,16 @@ PolicyPtr Epic(const ModelConfig& config, const ReuseOptions& options, const Mea
   return std::make_unique<EpicPolicy>(config, options.epic_tokens);
 }
 PolicyPtr SparseX(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
-  if (options.probe_layers == 0 || options.dense_layers >= 0) return std::make_unique<SparseXPolicy>(config, options);
   return std::make_unique<SparseXProbePolicy>(config, options, model.recovery);
 }
+PolicyPtr Splice(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
+  return std::make_unique<SplicePolicy>(config, *model.head_classes, options, model.recovery);
+}
 // Ours has computed rows before it chooses, and computes none behind; every other way is the paper's.
-PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const Measured&) {
+PolicyPtr SamKv(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
   if (options.choose == "recovered" && (options.recompute.empty() || options.recompute == "none"))
-    return std::make_unique<SamKvPolicy>(config, options);
-  return std::make_unique<SamKvPaperPolicy>(config, options);
+    return std::make_unique<SamKvPolicy>(config, options, model.recovery);
+  return std::make_unique<SamKvPaperPolicy>(config, options, model.recovery);
 }
 PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, const Measured& model) {
   return std::make_unique<LoopServePolicy>(config, options, model.head_classes);
@@ -71,8 +73,8 @@ PolicyPtr LoopServe(const ModelConfig& config, const ReuseOptions& options, cons
 constexpr Maker kMakers[] = {
     {"exact", Plain<ExactPolicy>},
     {"sparsex", SparseX},
-    {"splice", WithClasses<SplicePolicy>},
-    {"splice+", WithClasses<SplicePolicy>},
+    {"splice", Splice},
+    {"splice+", Splice},
     {"redknot", WithClasses<RedKnotPolicy>},
     {"samkv", SamKv},
     {"naive", Plain<NaivePolicy>},

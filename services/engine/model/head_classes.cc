@@ -185,6 +185,17 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   });
   ReadTable(fields, "window", num_layers, num_kv_heads, IntoLocal(classes, &HeadClass::window, 1, "window"));
   ReadTable(fields, "sinks", num_layers, num_kv_heads, IntoLocal(classes, &HeadClass::sinks, 0, "sinks"));
+  std::vector<bool> whole_in_prefill;
+  if (fields.Has("prefill")) {
+    whole_in_prefill.resize(classes.size());
+    ReadTable(fields, "prefill", num_layers, num_kv_heads, [&](size_t i, const json& value) -> std::string {
+      if (value != "global" && value != "local")
+        return fmt::format("must be \"global\" or \"local\", got {}", value.dump());
+      if (classes[i].is_global && value == "local") return "is local, and its class is global";
+      whole_in_prefill[i] = value == "global";
+      return "";
+    });
+  }
   HeadProfile profile;
   if (const json* object = fields.Object("profile"); object != nullptr) {
     Fields inner(*object, source + ": profile.");
@@ -213,6 +224,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   SPLICE_RETURN_IF_ERROR(fields.status());
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset;
+  map.whole_in_prefill_ = std::move(whole_in_prefill);
   map.profile_ = std::move(profile);
   map.ffn_ = ffn;
   map.quality_ = quality;
@@ -236,6 +248,10 @@ std::string HeadClassMap::ToJson() const {
   out["class"] = table([&](size_t i) { return classes_[i].is_global ? "global" : "local"; });
   out["window"] = table([&](size_t i) { return classes_[i].window; });
   out["sinks"] = table([&](size_t i) { return classes_[i].sinks; });
+  if (!whole_in_prefill_.empty()) {
+    out["prefill"] =
+        table([&](size_t i) { return whole_in_prefill_[i] || classes_[i].is_global ? "global" : "local"; });
+  }
   if (ffn_ != FfnSchedule{}) {
     out["ffn"] = {{"mass", ffn_.mass},
                   {"dense_layers", ffn_.dense_layers},
@@ -310,6 +326,11 @@ kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::He
 kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
                                          int32_t kv_head) {
   return ClassVisibility(map.served(layer, kv_head), config.visibility(layer));
+}
+
+kernels::HeadVisibility PrefillVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
+                                          int32_t kv_head) {
+  return ClassVisibility(map.in_prefill(layer, kv_head), config.visibility(layer));
 }
 
 double HeadClassMap::global_share() const {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -120,6 +121,16 @@ class HeadClassMap {
     return layer < kDenseDecodeLayers ? HeadClass{} : at(layer, kv_head);
   }
   static constexpr int32_t kDenseDecodeLayers = 2;
+  // The class by which the rows of a prompt see where a method computes all of them (redknot, splice+, loopserve):
+  // served(), except for local heads of `whole_in_prefill`, which see everything there. Documents need more heads whole
+  // than the question and the answer, because they carry what one says into another.
+  HeadClass in_prefill(int32_t layer, int32_t kv_head) const {
+    const size_t i = static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head);
+    return !whole_in_prefill_.empty() && whole_in_prefill_[i] ? HeadClass{} : served(layer, kv_head);
+  }
+  // Local heads that see everything in prefill: [layer][kv_head] flattened, or empty: none. The KV that is kept, and
+  // the digest, do not depend on it.
+  void set_whole_in_prefill(std::vector<bool> heads) { whole_in_prefill_ = std::move(heads); }
   const std::string& preset() const { return preset_; }
   const HeadProfile& profile() const { return profile_; }
   const FfnSchedule& ffn() const { return ffn_; }
@@ -140,6 +151,7 @@ class HeadClassMap {
  private:
   int32_t num_layers_ = 0, num_kv_heads_ = 0;
   std::vector<HeadClass> classes_;
+  std::vector<bool> whole_in_prefill_;
   std::string preset_;
   HeadProfile profile_;
   FfnSchedule ffn_;
@@ -155,6 +167,9 @@ kernels::HeadVisibility ClassVisibility(const HeadClass& head, const kernels::He
 // visibility.
 kernels::HeadVisibility ServedVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
                                          int32_t kv_head);
+// The same of the class that counts where a method computes all rows of a prompt (HeadClassMap::in_prefill).
+kernels::HeadVisibility PrefillVisibility(const ModelConfig& config, const HeadClassMap& map, int32_t layer,
+                                          int32_t kv_head);
 
 inline constexpr int32_t kHeadWindowMax = 1 << 20;
 // Most of the local heads that one request may have restored, as a share (docs/methods/redknot.md, "Restore").

@@ -47,8 +47,9 @@ LayerPlan HeadClassPlan::Layer(int32_t layer) {
   bool any_local = false;
   for (int32_t h = 0; h < config_.num_kv_heads; ++h) {
     const auto i = static_cast<size_t>(h);
-    visibility_[i] = ServedVisibility(config_, map_, layer, h);
-    if (map_.served(layer, h).is_global) continue;
+    const HeadClass head = sees_ == Sees::kAsInPrefill ? map_.in_prefill(layer, h) : map_.served(layer, h);
+    visibility_[i] = ClassVisibility(head, own);
+    if (head.is_global) continue;
     any_local = true;
     const size_t stream = static_cast<size_t>(layer) * visibility_.size() + i;
     const double offline = map_.profile().edge_mass_q99.empty() ? 0 : map_.profile().edge_mass_q99[stream];

@@ -12,9 +12,12 @@ namespace spl::engine {
 
 class HeadClassPlan {
  public:
+  // Classes by which the rows see: as while decoding (HeadClassMap::served), or as the map says of whole prompts
+  // (HeadClassMap::in_prefill).
+  enum class Sees : uint8_t { kAsDecoding, kAsInPrefill };
   // All arguments outlive the plan.
-  HeadClassPlan(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
-      : config_(config), map_(map), options_(options), ffn_(ScheduleOf(map.ffn(), options)) {}
+  HeadClassPlan(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options, Sees sees)
+      : config_(config), map_(map), options_(options), sees_(sees), ffn_(ScheduleOf(map.ffn(), options)) {}
 
   // Starts a prompt. Layers below `dense_layers` are exactly those of an exact prefill.
   void Begin(const ReuseLayout& layout, int32_t dense_layers);
@@ -33,6 +36,7 @@ class HeadClassPlan {
   const ModelConfig& config_;
   const HeadClassMap& map_;
   const ReuseOptions& options_;
+  const Sees sees_;
   const FfnSchedule ffn_;
   int32_t dense_layers_ = 0;
   int32_t keep_from_ = 0;

@@ -14,8 +14,8 @@ void LoopServePolicy::FillTask(int32_t layer, const kernels::LineRows& rows, Lin
   task.samples = kernels::SampleRows(rows.num_rows, LineSeed(rows, layer), options_.line_samples);
   if (map_ == nullptr) return;
   std::erase_if(task.kv_heads, [&](int32_t head) {
-    visibility[head] = ServedVisibility(config(), *map_, layer, head);
-    return !map_->served(layer, head).is_global;
+    visibility[head] = PrefillVisibility(config(), *map_, layer, head);
+    return !map_->in_prefill(layer, head).is_global;
   });
 }
 

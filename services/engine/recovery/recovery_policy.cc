@@ -30,7 +30,7 @@ std::optional<PrefillStage> RecoveryPolicy::NextStage(const ReuseLayout&, std::s
 }
 
 ReuseLayout ReuseLayout::Only(std::span<const PositionRange> only) const {
-  ReuseLayout left{static_cast<int32_t>(CountOf(only)), num_prefix, {}, {}};
+  ReuseLayout left{static_cast<int32_t>(CountOf(only)), num_prefix, {}, {}, copies_are_whole};
   for (size_t i = 0; i < reused.size(); ++i) {
     const PositionRanges numbered = NumberedWithin({&reused[i], 1}, only);
     if (numbered.empty()) continue;

@@ -1,7 +1,7 @@
 // A prefill method, as a plan for the layer-by-layer executor (docs/methods/splice.md).
 //
 // A plan has one or more stages. A stage computes some rows in some layers. The executor may score cached positions in
-// a stage; the policy turns the best of them into the rows of the next stage. Layers only ascend.
+// a stage; the policy turns the best of them into the rows of the next stage. Within a stage layers only ascend.
 #pragma once
 
 #include <memory>
@@ -69,6 +69,7 @@ struct ReuseLayout {
   // copied run: two neighbours stay two ranges.
   std::vector<PositionRange> reused;
   std::vector<CopyContext> contexts;  // one for each of `reused`
+  bool copies_are_whole = true;       // false: some copies lack tokens or lower layers (SegmentSource::is_whole)
 
   PositionRange active() const { return {num_prefix, num_tokens}; }  // everything after the prefix
   PositionRanges fresh() const { return ComplementOf(reused, active()); }
@@ -85,12 +86,14 @@ enum class ScoreKind : uint8_t {
 
 struct ScoreRequest {
   ScoreKind kind = ScoreKind::kNone;
-  int32_t layer = 0;              // a layer of the stage
-  PositionRanges candidates;      // scored
-  PositionRanges probes;          // kColumnMass: rows of the stage whose attention is summed
-  std::vector<int32_t> kv_heads;  // kColumnMass: whose attention counts, ascending; empty: all
-  int32_t pool_radius = 0;        // a candidate gets the best score of its neighbours within this distance (PoolScores)
-  int64_t k = 0;                  // candidates that the next stage gets, at most all
+  int32_t layer = 0;          // a layer of the stage
+  PositionRanges candidates;  // scored
+  PositionRanges probes;      // kColumnMass: rows of the stage whose attention is summed
+  // kColumnMass: for each layer that scores, the heads whose attention counts, ascending; empty: all of the layer. The
+  // list itself empty: all of every layer.
+  std::vector<std::vector<int32_t>> kv_heads;
+  int32_t pool_radius = 0;  // a candidate gets the best score of its neighbours within this distance (PoolScores)
+  int64_t k = 0;            // candidates that the next stage gets, at most all
   // kColumnMass: sums over all layers from `layer` on, not over that one alone. The heads' visibility must be the
   // model's own, or lists that contain all candidates.
   bool all_layers = false;

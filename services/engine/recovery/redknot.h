@@ -12,7 +12,7 @@ namespace spl::engine {
 class RedKnotPolicy final : public RecoveryPolicy {
  public:
   RedKnotPolicy(const ModelConfig& config, const HeadClassMap& map, const ReuseOptions& options)
-      : RecoveryPolicy(config), options_(options), plan_(config, map, options_) {}
+      : RecoveryPolicy(config), options_(options), plan_(config, map, options_, HeadClassPlan::Sees::kAsInPrefill) {}
   std::string_view name() const override { return "redknot"; }
   bool reuses_segments() const override { return false; }
   bool is_exact(const ReuseLayout&) const override { return false; }

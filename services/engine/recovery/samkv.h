@@ -1,11 +1,11 @@
 // Policy `samkv`, our variant (docs/methods/samkv.md): keeps only the tiles of many documents that the question needs.
 // A document is one copied run. The paper's variant, and others that we compared with, are in baselines/samkv_paper.h.
 //
-// The stages of SparseX (sparsex.h) run over everything. The last of them sums the attention that the question's last
-// tokens pay to the documents over its layers and all heads (kernels/selection/sparsex/column_scores.h). If one fact
-// leads to another, the recovered copies have seen each other by then, and attention points at both. Tiles are chosen
-// by their score (TileWorth), the same in all layers. The last stage runs the prompt's last token over everything, and
-// makes the kept KV final.
+// The stages of SparseX (sparsex_probe.h) run over everything. The last of them sums the attention that the question's
+// last tokens pay to the documents over its layers and all heads (kernels/selection/sparsex/column_scores.h). If one
+// fact leads to another, the recovered copies have seen each other by then, and attention points at both. Tiles are
+// chosen by their score (TileWorth), the same in all layers. The last stage runs the prompt's last token over
+// everything, and makes the kept KV final.
 //
 // Text outside of documents (fresh text, the exact prefix) is always kept. Positions keep their gaps. With `compact`
 // the kept tokens move together after the choice, with rotated keys, as a shorter prompt. With budget_ratio 1 nothing
@@ -19,17 +19,19 @@
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/recovery/reuse_options.h"
 #include "services/engine/recovery/samkv_choice.h"
-#include "services/engine/recovery/sparsex.h"
+#include "services/engine/recovery/sparsex_probe.h"
 
 namespace spl::engine {
 
 class SamKvPolicy : public RecoveryPolicy {
  public:
-  SamKvPolicy(const ModelConfig& config, const ReuseOptions& options)
-      : RecoveryPolicy(config), options_(options), sparsex_(config, options, kRecomputeShare) {}
+  // `profile`: as SparseXProbePolicy's. Outlives the policy; may be null.
+  SamKvPolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile)
+      : RecoveryPolicy(config), options_(options), sparsex_(config, options, profile, kRecomputeShare) {}
   std::string_view name() const final { return "samkv"; }
   bool reuses_segments() const final { return true; }
   int32_t first_cached_layer() const override { return sparsex_.first_cached_layer(); }
+  int32_t probe_layers() const override { return sparsex_.probe_layers(); }
   int32_t max_segments() const final { return kSamKvMaxDocuments; }
   std::optional<int32_t> FirstQuantizedLayer(bool isolated) const override;
   void TakeScores(std::vector<float> scores) final { scores_ = std::move(scores); }
@@ -60,7 +62,7 @@ class SamKvPolicy : public RecoveryPolicy {
   double BudgetRatio(const ReuseLayout& layout) const;  // the request's, or the default
 
   const ReuseOptions options_;
-  SparseXPolicy sparsex_;
+  SparseXProbePolicy sparsex_;
   std::vector<float> scores_;         // scores of the candidates' tokens; empty: no choice by scores
   std::vector<PositionRanges> kept_;  // [num_layers] once chosen
 

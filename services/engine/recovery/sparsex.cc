@@ -91,7 +91,7 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
 int64_t SparseXPolicy::CostOf(const ReuseLayout& layout) const {
   const PositionRanges recovered = Recovered(layout), fresh = layout.fresh();
   const int64_t dense = CountOf(UnionOf(fresh, recovered));
-  const int64_t chosen = CountOf(RowsWithoutScores(layout)) + NumChosen(layout, CountOf(recovered));
+  const int64_t chosen = CountOf(RowsWithoutScores(layout)) + Scores(layout, 0, 1, recompute_share_).k;
   return dense * dense_layers_ + chosen * (config().num_layers - dense_layers_);
 }
 
@@ -109,15 +109,22 @@ int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused, 
 
 PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   const int32_t layer = std::max(0, dense_layers_ - 1);
-  PrefillStage stage{.rows = ProbeRows(layout), .layers = {layer, layer + 1}, .kv_is_final = false};
-  stage.score = {.kind = ScoreKind::kColumnMass,
-                 .layer = layer,
-                 .candidates = Recovered(layout),
-                 .probes = stage.rows,
-                 .pool_radius = options_.score_pool};
-  stage.score.k = NumChosen(layout, CountOf(stage.score.candidates));
-  RefineScore(layout, stage.score);
-  return stage;
+  return {.rows = ProbeRows(layout),
+          .layers = {layer, layer + 1},
+          .kv_is_final = false,
+          .score = Scores(layout, layer, 1, recompute_share_)};
+}
+
+ScoreRequest SparseXPolicy::Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, double share) const {
+  ScoreRequest score{.kind = ScoreKind::kColumnMass,
+                     .layer = layer,
+                     .candidates = Recovered(layout),
+                     .probes = ProbeRows(layout),
+                     .pool_radius = options_.score_pool,
+                     .all_layers = num_layers > 1};
+  score.k = NumChosen(layout, CountOf(score.candidates), share);
+  RefineScore(layout, num_layers, score);
+  return score;
 }
 
 std::optional<PrefillStage> SparseXPolicy::NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) {

@@ -45,7 +45,12 @@ class SparseXPolicy : public RecoveryPolicy {
  protected:
   void Prepare(const ReuseLayout& layout) override;
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
-  virtual void RefineScore(const ReuseLayout& /*layout*/, ScoreRequest& /*score*/) const {}
+  // Called with every request for scores, before it is used: may change `k`, and set `kv_heads` for `num_layers` layers
+  // from score.layer on.
+  virtual void RefineScore(const ReuseLayout& /*layout*/, int32_t /*num_layers*/, ScoreRequest& /*score*/) const {}
+  // Asks for the copies that `share` of them, or what the options say, stands for, by the scores of `num_layers` layers
+  // from `layer` on.
+  ScoreRequest Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, double share) const;
   const ReuseOptions& options() const { return options_; }
   int32_t dense_layers() const { return dense_layers_; }
   // Rows that are computed, summed over the layers: products take time in proportion.

@@ -18,40 +18,32 @@ int32_t ScoreLayers(const ReuseOptions& options, const RecoveryProfile* profile,
 }  // namespace
 
 SparseXProbePolicy::SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options,
-                                       const RecoveryProfile* profile)
-    : SparseXPolicy(config, options),
-      share_(profile != nullptr ? profile->recompute_share : kProbeShare),
+                                       const RecoveryProfile* profile, double least_share)
+    : SparseXPolicy(config, options, std::max(kRecomputeShare, least_share)),
+      share_(std::max(profile != nullptr ? profile->recompute_share : kProbeShare, least_share)),
       end_(ProbeLayers(config, options, profile)),
       scoring_(ScoreLayers(options, profile, end_)) {}
 
-int64_t SparseXProbePolicy::NumProbed(const ReuseLayout& layout) const {
-  return NumChosen(layout, CountOf(Recovered(layout)), share_);
+ScoreRequest SparseXProbePolicy::ProbeScores(const ReuseLayout& layout) const {
+  return Scores(layout, end_ - scoring_, scoring_, share_);
 }
 
 int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
   return CountOf(ProbeRows(layout)) * end_ +
-         (CountOf(RowsWithoutScores(layout)) + NumProbed(layout)) * config().num_layers;
+         (CountOf(RowsWithoutScores(layout)) + ProbeScores(layout).k) * config().num_layers;
 }
 
 void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
   if (layout.reused.empty()) return;  // nothing is recovered either way
+  if (options().probe_layers == 0 || options().dense_layers >= 0 || !layout.copies_are_whole) return;
   probes_ = options().probe_layers > 0 || CostOf(layout) < SparseXPolicy::CostOf(layout);
 }
 
 PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {
-  const PositionRanges recovered = Recovered(layout);
-  if (!probes_ || recovered.empty()) return SparseXPolicy::FirstReuseStage(layout);
+  if (!probes_ || Recovered(layout).empty()) return SparseXPolicy::FirstReuseStage(layout);
   probed_ = chooses_ = true;
-  PrefillStage stage{.rows = ProbeRows(layout), .layers = {0, end_}, .kv_is_final = false};
-  stage.score = {.kind = ScoreKind::kColumnMass,
-                 .layer = end_ - scoring_,
-                 .candidates = recovered,
-                 .probes = stage.rows,
-                 .pool_radius = options().score_pool,
-                 .k = NumProbed(layout),
-                 .all_layers = true};
-  return stage;
+  return {.rows = ProbeRows(layout), .layers = {0, end_}, .kv_is_final = false, .score = ProbeScores(layout)};
 }
 
 std::optional<PrefillStage> SparseXProbePolicy::NextStage(const ReuseLayout& layout,

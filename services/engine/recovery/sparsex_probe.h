@@ -6,7 +6,8 @@
 // No layer computes every row, so the depth at which rows are chosen costs little: the fresh text's rows in these
 // layers. But the probe sees copies that lack their context, and rows that are not chosen keep theirs in all layers.
 // The fresh text is computed twice. Where it is long, dense layers cost less: unless the request names probe_layers,
-// the way with fewer rows is taken.
+// the way with fewer rows is taken. With probe_layers 0 or dense_layers, or copies that lack lower layers, there is no
+// probe, and this is SparseXPolicy.
 #pragma once
 
 #include "services/engine/model/recovery_profile.h"
@@ -14,14 +15,16 @@
 
 namespace spl::engine {
 
-class SparseXProbePolicy final : public SparseXPolicy {
+class SparseXProbePolicy : public SparseXPolicy {
  public:
   // Share of the reused tokens that a probe chooses by default: with half of it answers are lost that dense layers give
   // (docs/results/2026-11-26-probe-on-a-gpu.md).
   static constexpr double kProbeShare = 0.10;
-  // REQUIRES: options.probe_layers != 0, options.dense_layers < 0, and the options are valid (ValidateReuseOptions).
+  // REQUIRES: the options are valid (ValidateReuseOptions).
   // `profile`: what holds for this model where the options say nothing; null: all layers, half of them, kProbeShare.
-  SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile = nullptr);
+  // `least_share`: least share of the copies that is recomputed, with and without a probe, unless the options name one.
+  SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile = nullptr,
+                     double least_share = 0);
   int32_t first_cached_layer() const override { return probes_ ? 0 : SparseXPolicy::first_cached_layer(); }
   int32_t probe_layers() const override { return probed_ ? end_ : 0; }
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
@@ -29,16 +32,20 @@ class SparseXProbePolicy final : public SparseXPolicy {
  protected:
   void Prepare(const ReuseLayout& layout) override;
   PrefillStage FirstReuseStage(const ReuseLayout& layout) override;
+  // Whether rows are chosen by a probe; dense layers otherwise. Known from Prepare on.
+  bool probes() const { return probes_; }
+  // Whether the stage that runs is the probe, whose rows see and compute everything.
+  bool is_probing() const { return chooses_; }
 
  private:
   // Rows that the probe and the rows behind it are, summed over layers.
   int64_t CostOf(const ReuseLayout& layout) const;
-  int64_t NumProbed(const ReuseLayout& layout) const;
+  ScoreRequest ProbeScores(const ReuseLayout& layout) const;
 
   const double share_;     // share of the copies, unless the options name one
   const int32_t end_;      // the probe's layers are [0, end_)
   const int32_t scoring_;  // the last of them that score
-  bool probes_ = true;     // known from Prepare on; false: dense layers cost less
+  bool probes_ = false;    // known from Prepare on; false: dense layers cost less, or the request wants them
   bool probed_ = false;    // the prompt has copies that are recovered, and the probe chose
   bool chooses_ = false;   // the probe was given out, the rows that it chooses were not
 };

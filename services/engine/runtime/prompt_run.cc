@@ -28,6 +28,7 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
     end = hit.target + hit.num_tokens;
     layout_.reused.push_back({hit.target, end});
     layout_.contexts.push_back(ContextOf(hit, tokens_, hits_.front().target));
+    layout_.copies_are_whole &= hit.source->is_whole();
     CountCopy(layout_.reused.back(), layout_.contexts.back());
   }
   exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();

@@ -1,7 +1,7 @@
 // Which rows sparsex computes in a whole model when few are chosen, against equations 1 to 3 of SparseX in double
 // (docs/methods/sparsex.md, "Choosing rows"): which rows ask, which columns may be chosen, over which heads the scores
 // are summed, and which rows come beside the chosen ones. Once behind dense layers, and once behind a probe, whose rows
-// see the copies' keys and values.
+// see the copies' keys and values. With splice, whose local heads see less, the probe sees the same.
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -31,7 +31,7 @@ class ChosenRowsTest : public SegmentsFixture {
     auto kv = layout.prefix ? layout.prefix->Fork().value()
                             : std::make_shared<SequenceKv>(*pool_, KvShapeOf(model_->config()));
     EXPECT_TRUE(kv->Reserve(static_cast<int64_t>(layout.tokens.size())).ok());
-    auto policy = MakeRecoveryPolicy(reuse, model_->config());
+    auto policy = MakeRecoveryPolicy(reuse, model_->config(), map_ ? &*map_ : nullptr);
     EXPECT_TRUE(policy.ok()) << policy.status();
     PromptRun run(layout.tokens, layout.hits, *kv, **policy);
     EXPECT_TRUE(run.Begin(*executor_).ok());
@@ -89,12 +89,34 @@ class ChosenRowsTest : public SegmentsFixture {
       for (int32_t i = 0; i < length; ++i) {
         if (!asks[i]) continue;
         for (int32_t h = 0; h < plain_->shape().q_heads; ++h) {
+          if (!options.score_all_heads && !Scores(layer, h)) continue;
           const std::vector<double> attention = plain_->Attention(layers[static_cast<size_t>(layer)], h, i);
           for (int32_t j = 0; j <= i; ++j) e.scores[j] += e.reused[j] ? attention[j] : 0;
         }
       }
     }
     return e;
+  }
+
+  // Windows of a few tokens: one head of a layer, the other, and both in the last one.
+  HeadClassMap NarrowMap() const {
+    const PlainModel::Shape& shape = plain_->shape();
+    std::vector<HeadClass> classes(static_cast<size_t>(shape.layers) * shape.kv_heads);
+    for (int32_t layer = 0; layer < shape.layers; ++layer) {
+      for (int32_t h = 0; h < shape.kv_heads; ++h) {
+        if (h == layer % shape.kv_heads || layer + 1 == shape.layers)
+          classes[layer * shape.kv_heads + h] = {.is_global = false, .window = 8, .sinks = 2};
+      }
+    }
+    return {shape.layers, shape.kv_heads, std::move(classes)};
+  }
+
+  // Whether a query head counts where only global heads do. A layer without a global head counts all.
+  bool Scores(int32_t layer, int32_t query_head) const {
+    const int32_t kv_heads = plain_->shape().kv_heads, group = plain_->shape().q_heads / kv_heads;
+    bool any = false;
+    for (int32_t h = 0; h < kv_heads; ++h) any |= map_->at(layer, h).is_global;
+    return !any || map_->at(layer, query_head / group).is_global;
   }
 
   // Scores of neighbours: the best within the radius, over the candidates one behind the other.
@@ -160,6 +182,7 @@ class ChosenRowsTest : public SegmentsFixture {
 
   std::mt19937 random_;
   std::optional<PlainModel> plain_;
+  std::optional<HeadClassMap> map_;  // for methods with head classes
   testing::TempDir folder_;
 };
 
@@ -171,6 +194,26 @@ TEST_P(ChosenRowsTest, BehindAProbeAreThoseOfTheEquations) {
   CompareRows([&](ReuseOptions& options) {
     options.probe_layers = Between(random_, 1, 4);
     options.score_layers = Between(random_, 1, options.probe_layers);
+  });
+}
+
+// The map decides what the chosen rows see, not which rows they are.
+TEST_P(ChosenRowsTest, BehindAProbeOfSpliceAreThoseOfTheEquations) {
+  map_ = NarrowMap();
+  CompareRows([&](ReuseOptions& options) {
+    options.policy = "splice";
+    options.probe_layers = Between(random_, 1, 4);
+    options.score_layers = Between(random_, 1, options.probe_layers);
+  });
+}
+
+TEST_P(ChosenRowsTest, GlobalHeadsAloneMayScoreEachLayerOfAProbe) {
+  map_ = NarrowMap();
+  CompareRows([&](ReuseOptions& options) {
+    options.policy = "splice";
+    options.probe_layers = Between(random_, 2, 4);
+    options.score_layers = Between(random_, 2, options.probe_layers);
+    options.score_all_heads = false;
   });
 }
 

@@ -188,16 +188,17 @@ TEST_P(HeadClassPoliciesTest, SpliceWithoutACopyIsExact) {
 TEST_P(HeadClassPoliciesTest, LimitsOfSpliceAreSparsexAndExact) {
   std::mt19937 random = SeededRandom("limits of splice");
   const HeadClassMap global = test::AllGlobal(kLayers, kHeads);
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < 12; ++round) {
     const Prompt prompt = PromptWithSegment(random, 30);
-    const int32_t dense_layers = static_cast<int32_t>(random() % 4);
     ReuseOptions splice = Whole("splice");
-    splice.dense_layers = dense_layers;
     splice.recompute_min = 20;
-    ReuseOptions sparsex{.policy = "sparsex", .dense_layers = dense_layers, .recompute_min = 20};
+    if (round % 3 == 0) splice.dense_layers = static_cast<int32_t>(random() % 4);
+    if (round % 3 == 1) splice.probe_layers = 1 + static_cast<int32_t>(random() % kLayers);
+    ReuseOptions sparsex = splice;
+    sparsex.policy = "sparsex";
     EXPECT_TRUE(
         SameBits(Run(prompt.tokens, splice, &global, prompt.hits), Run(prompt.tokens, sparsex, nullptr, prompt.hits)))
-        << "dense layers " << dense_layers;
+        << "dense layers " << splice.dense_layers << ", probe layers " << splice.probe_layers;
     splice.recompute_min = 1 << 20;
     splice.recompute_max = 1 << 20;
     const Result all = Run(prompt.tokens, splice, &global, prompt.hits);
@@ -218,17 +219,106 @@ TEST_P(HeadClassPoliciesTest, SplicePlusWithEveryRowIsRedknot) {
                       .ffn_recent = 40,
                       .rec_frac = 1,
                       .restore_share = 0};
+    if (round % 2 == 1) {  // behind a probe there is no layer in which all rows see everything
+      plus.dense_layers = -1;
+      plus.probe_layers = 1 + static_cast<int32_t>(random() % kLayers);
+    }
     ReuseOptions redknot = plus;
     redknot.policy = "redknot";
     const Result a = Run(prompt.tokens, plus, &map, prompt.hits), b = Run(prompt.tokens, redknot, &map);
     EXPECT_LT(b.ffn_share, 1);
     EXPECT_EQ(std::memcmp(a.logits.data(), b.logits.data(), a.logits.size() * sizeof(float)), 0) << round;
-    // Without rec_frac it computes what splice does.
+    // Without rec_frac, and with nothing left out, it computes what splice does.
     plus.rec_frac = -1;
     ReuseOptions splice = plus;
     splice.policy = "splice";
-    EXPECT_TRUE(SameBits(Run(prompt.tokens, plus, &map, prompt.hits), Run(prompt.tokens, splice, &map, prompt.hits)));
+    const HeadClassMap global = test::AllGlobal(kLayers, kHeads);
+    plus.ffn_mass = splice.ffn_mass = 1;
+    EXPECT_TRUE(
+        SameBits(Run(prompt.tokens, plus, &global, prompt.hits), Run(prompt.tokens, splice, &global, prompt.hits)));
   }
+}
+
+// Layer plans of the stages of splice: the rows that choose see everything, and run through feed-forward, as sparsex's
+// do. So does what the chosen rows in front of the question see. The question sees by class.
+TEST_P(HeadClassPoliciesTest, TheQuestionOfSpliceSeesByClass) {
+  const HeadClassMap narrow = AllLocal(9, 2);
+  const ModelConfig& config = model_->config();
+  const auto sees = [&](RecoveryPolicy& policy) {
+    int32_t windows = 0, dense = 0;
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      const LayerPlan plan = policy.PlanLayer(layer);
+      windows += std::any_of(plan.visibility.begin(), plan.visibility.end(),
+                             [](const auto& head) { return head.rule != kernels::VisibilityRule::kFull; });
+      dense += plan.ffn.dense();
+    }
+    return std::pair(windows, dense);
+  };
+  constexpr int32_t kWindows = kLayers - HeadClassMap::kDenseDecodeLayers;
+  const ReuseOptions options{
+      .policy = "splice", .probe_layers = kLayers, .link_tokens = 0, .ffn_mass = 0.3, .ffn_dense_layers = 0};
+  const auto policy = MakeRecoveryPolicy(options, config, &narrow).value();
+  const ReuseLayout layout{400, 0, {{50, 350}}, {CopyContext::kIsolated}};
+  EXPECT_EQ(policy->FirstStage(layout).layers, (LayerRange{0, kLayers}));
+  EXPECT_EQ(sees(*policy), (std::pair(0, kLayers)));
+  const auto front = policy->NextStage(layout, Tokens{100, 101});
+  ASSERT_TRUE(front.has_value());
+  EXPECT_EQ(front->rows, (PositionRanges{{0, 66}, {100, 102}, {334, 350}}));
+  EXPECT_FALSE(front->kv_is_final) << "the question's pages are not computed yet";
+  EXPECT_EQ(sees(*policy), (std::pair(0, 0)));
+  const auto question = policy->NextStage(layout, {});
+  ASSERT_TRUE(question.has_value());
+  EXPECT_EQ(question->rows, (PositionRanges{{350, 400}}));
+  EXPECT_EQ(question->layers, (LayerRange{0, kLayers}));
+  EXPECT_TRUE(question->kv_is_final);
+  EXPECT_EQ(sees(*policy), (std::pair(kWindows, 0)));
+  EXPECT_FALSE(policy->NextStage(layout, {}).has_value());
+  EXPECT_EQ(policy->probe_layers(), kLayers);
+
+  // A prompt that ends with a copy: its last tokens take the question's place.
+  const ReuseLayout ends{400, 0, {{50, 400}}, {CopyContext::kSame}};
+  const auto same = MakeRecoveryPolicy({.policy = "splice"}, config, &narrow).value();
+  EXPECT_EQ(same->FirstStage(ends).rows, (PositionRanges{{0, 50}}));
+  EXPECT_EQ(sees(*same).first, 0);
+  EXPECT_EQ(same->NextStage(ends, {})->rows, (PositionRanges{{399, 400}}));
+  EXPECT_EQ(sees(*same).first, kWindows);
+  EXPECT_FALSE(same->NextStage(ends, {}).has_value());
+}
+
+// With every row computed, what stands in front of the question is the exact prefill's bit by bit, however narrow the
+// map.
+TEST_P(HeadClassPoliciesTest, DocumentsOfSpliceSeeEverything) {
+  std::mt19937 random = SeededRandom("documents of splice");
+  const HeadClassMap narrow = AllLocal(8, 2);
+  for (const int32_t dense_layers : {-1, 0, 2}) {
+    const Prompt prompt = PromptWithSegment(random, 90);
+    ReuseOptions all = Whole("splice");
+    all.recompute_min = all.recompute_max = 1 << 20;
+    all.dense_layers = dense_layers;
+    all.probe_layers = dense_layers < 0 ? kLayers : -1;
+    const Result got = Run(prompt.tokens, all, &narrow, prompt.hits, 128);
+    const Result exact = Run(prompt.tokens, {.policy = "exact"}, nullptr);
+    const size_t page = model_->page_bytes(), stream = static_cast<size_t>(exact.kv->num_pages_per_stream()) * page;
+    const size_t documents = (prompt.tokens.size() - 90) / kernels::kPageTokens * page;
+    ASSERT_GT(documents, 4 * page);
+    for (size_t begin = 0; begin < exact.pages.size(); begin += stream)
+      ASSERT_EQ(std::memcmp(got.pages.data() + begin, exact.pages.data() + begin, documents), 0)
+          << "stream " << begin / stream << ", dense layers " << dense_layers;
+    EXPECT_FALSE(SameBits(got, exact)) << "the question saw by class";
+  }
+}
+
+// A map of windows whose heads all see everything in prefill: the methods that compute all rows are exact.
+TEST_P(HeadClassPoliciesTest, HeadsThatAreWholeInPrefillSeeEverything) {
+  std::mt19937 random = SeededRandom("whole in prefill");
+  HeadClassMap map = AllLocal(8, 2);
+  const Tokens tokens = RandomTokens(random, 300);
+  const Result exact = Run(tokens, {.policy = "exact"}, nullptr);
+  EXPECT_FALSE(SameBits(Run(tokens, Whole("redknot"), &map), exact));
+  EXPECT_FALSE(SameBits(Run(tokens, Whole("splice+"), &map), exact));
+  map.set_whole_in_prefill(std::vector<bool>(kLayers * kHeads, true));
+  EXPECT_TRUE(SameBits(Run(tokens, Whole("redknot"), &map), exact));
+  EXPECT_TRUE(SameBits(Run(tokens, Whole("splice+"), &map), exact));
 }
 
 // 2.4: what is not chosen adds nothing, and less mass chooses fewer rows; the end of the prompt always runs.

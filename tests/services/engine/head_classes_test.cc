@@ -41,6 +41,32 @@ TEST(HeadClassMap, SaysWhatEveryHeadSeesAndKeeps) {
   EXPECT_EQ(map->kept_share(10), (10 + 10 + 10 + 5) / 40.0) << "never more than there is";
 }
 
+// A head may see everything in a prompt, and keep a window of it.
+TEST(HeadClassMap, SaysWhatHeadsSeeInPrefill) {
+  json text = TwoByTwo();
+  text["num_layers"] = 3;
+  for (const char* table : {"class", "window", "sinks"}) text[table].push_back(text[table][1]);
+  const auto plain = HeadClassMap::Parse(text.dump(), "map");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->in_prefill(2, 0), Local(100, 0));
+  EXPECT_FALSE(json::parse(plain->ToJson()).contains("prefill"));
+  text["prefill"] = json::parse(R"([["global", "local"], ["global", "local"], ["local", "global"]])");
+  const auto map = HeadClassMap::Parse(text.dump(), "map");
+  ASSERT_TRUE(map.ok()) << map.status();
+  for (const auto& read : {*map, HeadClassMap::Parse(map->ToJson(), "written").value()}) {
+    EXPECT_EQ(read.in_prefill(2, 0), Local(100, 0));
+    EXPECT_EQ(read.in_prefill(2, 1), kGlobal);
+    EXPECT_EQ(read.served(2, 1), Local(1, 4)) << "what is kept is the class alone";
+    EXPECT_EQ(read.in_prefill(1, 1), kGlobal) << "the first layers see everything";
+  }
+  EXPECT_EQ(map->kept_share(1000), plain->kept_share(1000));
+  EXPECT_EQ(map->digest(), plain->digest()) << "workers leave out the same tokens";
+  text["prefill"][0][0] = "local";
+  EXPECT_THAT(ErrorOf(text), HasSubstr("prefill: layer 0 head 0 is local, and its class is global"));
+  text["prefill"][0][0] = "wide";
+  EXPECT_THAT(ErrorOf(text), HasSubstr("prefill: layer 0 head 0 must be"));
+}
+
 // docs/methods/redknot.md, "What is sent": the ratio of bytes of the presets is 1 / (share + (1 - share) (window +
 // sinks) / tokens).
 TEST(HeadClassMap, KeptShareIsTheFormulaOfThePaper) {

@@ -52,7 +52,8 @@ TEST_F(QuantizedCopiesTest, RecoveryReadsQuantizedCopies) {
         prompt_,
         [&](PrefillRequest& r) {
           r.segments = segments_;
-          r.reuse = {.policy = "samkv", .budget_ratio = 0.45, .quantized_copies = quantized};
+          // Dense layers choose the rows of quantized copies, and here those of whole ones, too.
+          r.reuse = {.policy = "samkv", .probe_layers = 0, .budget_ratio = 0.45, .quantized_copies = quantized};
           r.return_first_logits = true;
           r.publish = false;
           if (change) change(r);
@@ -78,6 +79,12 @@ TEST_F(QuantizedCopiesTest, RecoveryReadsQuantizedCopies) {
   (void)whole([](PrefillRequest& r) { r.reuse.policy = "sparsex"; });
   (void)whole([](PrefillRequest& r) { r.reuse.choose = "attention"; });
   (void)whole([&](PrefillRequest& r) { r.reuse.dense_layers = boundary - 1; });
+  (void)whole([&](PrefillRequest& r) { r.reuse.probe_layers = 1; });
+  Start(8192, 8192, options_);
+  const auto by_default = ask(true, [](PrefillRequest& r) { r.reuse.probe_layers = -1; });
+  EXPECT_EQ(by_default->stats.fetched_bytes, (10 + 11 + 9) * bytes);
+  EXPECT_EQ(by_default->stats.probe_layers, 0) << "the copies lack the layers in which a probe begins";
+  EXPECT_EQ(by_default->first_logits, quantized->first_logits);
   const auto exact = whole(nullptr, false);
   EXPECT_EQ(ask(true)->first_logits, exact->first_logits) << "KV that is here is read";
   EXPECT_EQ(quantized->stats.kept_share, exact->stats.kept_share);

@@ -11,6 +11,7 @@
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/sparsex_probe.h"
 #include "tests/support/engine_devices.h"
+#include "tests/support/head_class_maps.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
@@ -88,12 +89,18 @@ TEST(RecoveryProfileTest, HoldsWhereARequestSaysNothing) {
     int64_t chosen;
     bool operator==(const Probe&) const = default;
   };
-  const auto probe = [&](ReuseOptions options, const RecoveryProfile* of_model) {
-    options.policy = "sparsex";
-    const auto policy = MakeRecoveryPolicy(options, config, nullptr, of_model);
+  const HeadClassMap classes = test::AllGlobal(12, 2);
+  const auto probe_of = [&](const char* name, ReuseOptions options, const RecoveryProfile* of_model) {
+    options.policy = name;
+    const auto policy = MakeRecoveryPolicy(options, config, &classes, of_model);
     EXPECT_TRUE(policy.ok()) << policy.status();
     const PrefillStage stage = (*policy)->FirstStage(layout);
     return Probe{stage.layers.end, stage.layers.end - stage.score.layer, stage.score.k};
+  };
+  const auto probe = [&](const ReuseOptions& options, const RecoveryProfile* of_model) {
+    const Probe sparsex = probe_of("sparsex", options, of_model);
+    EXPECT_EQ(probe_of("splice", options, of_model), sparsex) << "the same rows, whatever their heads see";
+    return sparsex;
   };
   EXPECT_EQ(probe({}, nullptr), (Probe{12, 6, 990}));
   EXPECT_EQ(probe({}, &profile), (Probe{9, 4, 1980}));
@@ -101,8 +108,10 @@ TEST(RecoveryProfileTest, HoldsWhereARequestSaysNothing) {
   EXPECT_EQ(probe({.probe_layers = 10}, &profile), (Probe{10, 5, 1980}));
   EXPECT_EQ(probe({.score_layers = 2}, &profile), (Probe{9, 2, 1980}));
   EXPECT_EQ(probe({.score_layers = 11}, &profile), (Probe{9, 9, 1980})) << "no more than there are";
-  const auto dense = MakeRecoveryPolicy({.policy = "sparsex", .probe_layers = 0}, config, nullptr, &profile);
-  EXPECT_EQ((*dense)->FirstStage(layout).layers.end, 4);
+  for (const char* name : {"sparsex", "splice"}) {
+    const auto dense = MakeRecoveryPolicy({.policy = name, .probe_layers = 0}, config, &classes, &profile);
+    EXPECT_EQ((*dense)->FirstStage(layout).layers.end, 4) << name;
+  }
 }
 
 TEST(RecoveryProfileTest, IsReadFromTheModelsFolder) {

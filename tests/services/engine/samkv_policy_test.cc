@@ -272,16 +272,19 @@ TEST_P(SamKvPolicyTest, AttentionKeepsTheTilesThatTheQuestionSees) {
 TEST_P(SamKvPolicyTest, RecoveredKeepsWhatSparseXHasRecovered) {
   std::mt19937 random = SeededRandom("recovered");
   for (const int32_t question : {0, 30, 100}) {
-    for (const int32_t dense_layers : {-1, 0, kLayers}) {
+    for (const auto& [dense_layers, probe_layers] :
+         {std::pair{-1, 0}, {0, -1}, {kLayers, -1}, {-1, 1}, {-1, kLayers}, {-1, -1}}) {
       const Prompt prompt(machine_, random, 4, 500, 900, question);
       const auto length = static_cast<int32_t>(prompt.tokens.size());
       const Result want = Prefill(
           machine_, prompt.tokens,
-          {.policy = "sparsex", .dense_layers = dense_layers, .recompute_share = 0.15, .probe_layers = 0}, prompt.hits);
+          {.policy = "sparsex", .dense_layers = dense_layers, .recompute_share = 0.15, .probe_layers = probe_layers},
+          prompt.hits);
       for (const double budget : {0.3, 1.0}) {
-        const Result got =
-            Prefill(machine_, prompt.tokens, {.policy = "samkv", .dense_layers = dense_layers, .budget_ratio = budget},
-                    prompt.hits);
+        const Result got = Prefill(
+            machine_, prompt.tokens,
+            {.policy = "samkv", .dense_layers = dense_layers, .probe_layers = probe_layers, .budget_ratio = budget},
+            prompt.hits);
         ASSERT_EQ(got.kept.size(), static_cast<size_t>(kLayers));
         EXPECT_EQ(got.recomputed, want.recomputed);
         EXPECT_EQ(got.summaries_computed, 0);

@@ -33,11 +33,14 @@ absl::Status ColumnScoring::AfterAttention(const LayerView& view) {
     return absl::OkStatus();
   }
   heads_.clear();
-  for (const int32_t head : options_.kv_heads) {
-    const int32_t own = head - view.model.first_kv_head();
-    if (own >= 0 && own < heads) heads_.push_back(own);
+  if (!options_.kv_heads.empty()) {
+    const std::vector<int32_t>& of_layer = options_.kv_heads[view.layer - options_.layer];
+    for (const int32_t head : of_layer) {
+      const int32_t own = head - view.model.first_kv_head();
+      if (own >= 0 && own < heads) heads_.push_back(own);
+    }
+    if (heads_.empty() && !of_layer.empty()) return absl::OkStatus();
   }
-  if (heads_.empty() && !options_.kv_heads.empty()) return absl::OkStatus();
   args.kv_heads = heads_;
   return view.backend().ColumnScores(view.context(), args);
 }

@@ -8,10 +8,12 @@ namespace spl::engine {
 
 struct ColumnScoringOptions {
   int32_t layer = 0;
-  bool all_layers = false;        // in all layers from `layer` on
-  PositionRanges probes;          // rows whose attention is summed
-  PositionRanges candidates;      // positions that are scored
-  std::vector<int32_t> kv_heads;  // heads of the model whose attention counts, ascending; empty: all
+  bool all_layers = false;    // in all layers from `layer` on
+  PositionRanges probes;      // rows whose attention is summed
+  PositionRanges candidates;  // positions that are scored
+  // For each layer that scores: heads of the model whose attention counts, ascending; empty: all of the layer. The list
+  // itself empty: all of every layer.
+  std::vector<std::vector<int32_t>> kv_heads;
   // Scores each KV head of the rank by itself, in all layers from `layer` on. Ignores kv_heads.
   bool every_head = false;
   // Device memory; scores are added to it. [candidates], range after range. With every_head: [layers, the rank's KV

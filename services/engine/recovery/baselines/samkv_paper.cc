@@ -27,8 +27,9 @@ PositionRanges FixedTiles(const ReuseLayout& layout) {
 
 }  // namespace
 
-SamKvPaperPolicy::SamKvPaperPolicy(const ModelConfig& config, const ReuseOptions& options)
-    : SamKvPolicy(config, options),
+SamKvPaperPolicy::SamKvPaperPolicy(const ModelConfig& config, const ReuseOptions& options,
+                                   const RecoveryProfile* profile)
+    : SamKvPolicy(config, options, profile),
       shape_{config.num_layers, config.num_qo_heads, config.num_kv_heads, config.head_dim},
       choose_(ByOf(options)),
       recompute_(RecomputeOf(options)),

@@ -35,7 +35,7 @@ namespace spl::engine {
 
 class SamKvPaperPolicy final : public SamKvPolicy {
  public:
-  SamKvPaperPolicy(const ModelConfig& config, const ReuseOptions& options);
+  SamKvPaperPolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile);
   bool runs_alone(const ReuseLayout& layout) const override { return !layout.reused.empty(); }
   int32_t first_cached_layer() const override;
   bool wants_summaries() const override { return wants_tile_means() || wants_local_queries(); }
