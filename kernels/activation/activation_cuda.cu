@@ -46,7 +46,8 @@ __global__ void SiluMulE4M3Kernel(const In* gate_up, const __grid_constant__ E4M
 template <typename In>
 cudaError_t LaunchE4M3(const SiluMulArgs& a, cudaStream_t stream) {
   const RowShape shape(a.width);
-  const auto kernel = shape.vectors == 2 ? SiluMulE4M3Kernel<In, 2> : SiluMulE4M3Kernel<In, 8>;
+  const auto kernel = shape.vectors == RowShape::kFewVectors ? SiluMulE4M3Kernel<In, RowShape::kFewVectors>
+                                                             : SiluMulE4M3Kernel<In, RowShape::kMaxVectors>;
   return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), shape.threads, 0, stream,
                      static_cast<const In*>(a.gate_up.data), E4M3Tensor(a.out, a.num_rows), static_cast<int>(a.width));
 }

@@ -8,8 +8,8 @@
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kMaxVectors = 8;  // vectors of four elements that one thread keeps in registers
-constexpr int kFewVectors = 2;  // so few that the weight's fit beside the row's
+constexpr int kMaxVectors = RowShape::kMaxVectors;
+constexpr int kFewVectors = RowShape::kFewVectors;  // so few that the weight's fit beside the row's
 
 // One block a row: the row is read once, summed, scaled and written. Short rows' weights are read before the wait for
 // the row. Out: a pointer, or E4M3Tensor.
@@ -20,7 +20,7 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
   constexpr bool kWeightFirst = kVectors <= kFewVectors;
   float4 w[kVectors];
   const auto load_weight = [&](int v) {
-    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    const int c = ColumnOf(v);
     if (c < width) w[v] = Load4(weight + c);
   };
   if constexpr (kWeightFirst) {
@@ -33,7 +33,7 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
   float sum = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    const int c = ColumnOf(v);
     if (c >= width) break;
     x[v] = Load4(residual + row + c);
     if (delta != nullptr) {
@@ -46,7 +46,7 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
   const float scale = rsqrtf(BlockSum(sum, scratch) / static_cast<float>(width) + eps);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int c = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * 4;
+    const int c = ColumnOf(v);
     if (c >= width) break;
     if constexpr (!kWeightFirst) load_weight(v);
     x[v] = {x[v].x * scale * w[v].x, x[v].y * scale * w[v].y, x[v].z * scale * w[v].z, x[v].w * scale * w[v].w};
@@ -57,12 +57,10 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
 
 template <typename Delta, typename Out>
 cudaError_t Launch(const RmsNormArgs& a, Out out, cudaStream_t stream) {
-  const int vectors = static_cast<int>(a.width / 4);
-  const int threads = vectors >= 1024 ? 512 : (vectors + 31) / 32 * 32 > 512 ? 512 : (vectors + 31) / 32 * 32;
-  const int fit = a.width > 4ll * 512 * kMaxVectors ? 1024 : threads;
+  const RowShape shape(a.width);
   const auto kernel =
-      vectors <= kFewVectors * fit ? RmsNormKernel<Delta, Out, kFewVectors> : RmsNormKernel<Delta, Out, kMaxVectors>;
-  return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), fit, 0, stream, a.residual,
+      shape.vectors == kFewVectors ? RmsNormKernel<Delta, Out, kFewVectors> : RmsNormKernel<Delta, Out, kMaxVectors>;
+  return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), shape.threads, 0, stream, a.residual,
                      static_cast<const Delta*>(a.delta.data), a.weight, out, static_cast<int>(a.width), a.eps);
 }
 
@@ -78,7 +76,7 @@ cudaError_t LaunchOut(const RmsNormArgs& a, cudaStream_t stream) {
 
 cudaError_t RmsNorm(const RmsNormArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (a.width % 4 != 0 || a.width > 4ll * 1024 * kMaxVectors) return cudaErrorNotSupported;
+  if (a.width % 4 != 0 || a.width > kQuantizedRowMax) return cudaErrorNotSupported;
   if (a.delta.dtype == DType::kF32) return LaunchOut<float>(a, stream);
   if (a.delta.dtype == DType::kBF16) return LaunchOut<__nv_bfloat16>(a, stream);
   return cudaErrorNotSupported;

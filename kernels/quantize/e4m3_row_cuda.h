@@ -11,17 +11,17 @@
 
 namespace spl::kernels::cuda {
 
-static_assert(kQuantizedRowMax == 4 * 8 * 1024);  // eight vectors of four in each of 1,024 threads
-
-// Threads of a block for a row, and vectors of four that a thread then has at most (2 or 8).
+// Threads of a block for a row, and vectors of four columns that a thread then has at most.
 struct RowShape {
-  int threads, vectors;
+  static constexpr int kFewVectors = 2, kMaxVectors = 8;
+  int threads, vectors;  // vectors: kFewVectors or kMaxVectors
   explicit RowShape(int64_t width) {
     const int64_t quads = width / 4;
-    threads = quads > 512 * 8 ? 1024 : quads >= 512 ? 512 : static_cast<int>((quads + 31) / 32 * 32);
-    vectors = quads <= 2 * threads ? 2 : 8;
+    threads = quads > 512 * kMaxVectors ? 1024 : quads >= 512 ? 512 : static_cast<int>((quads + 31) / 32 * 32);
+    vectors = quads <= kFewVectors * threads ? kFewVectors : kMaxVectors;
   }
 };
+static_assert(kQuantizedRowMax == 4 * RowShape::kMaxVectors * 1024);
 
 // First column of vector v of this thread.
 __device__ __forceinline__ int ColumnOf(int v) {

@@ -23,7 +23,8 @@ __global__ void QuantizeKernel(const T* x, const __grid_constant__ E4M3Tensor ou
 template <typename T>
 cudaError_t Launch(const QuantizeRowsArgs& a, cudaStream_t stream) {
   const RowShape shape(a.width);
-  const auto kernel = shape.vectors == 2 ? QuantizeKernel<T, 2> : QuantizeKernel<T, 8>;
+  const auto kernel = shape.vectors == RowShape::kFewVectors ? QuantizeKernel<T, RowShape::kFewVectors>
+                                                             : QuantizeKernel<T, RowShape::kMaxVectors>;
   return LaunchEarly(kernel, static_cast<unsigned>(a.num_rows), shape.threads, 0, stream,
                      static_cast<const T*>(a.x.data), E4M3Tensor(a.out, a.num_rows), static_cast<int>(a.width));
 }
