@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/quantize/quantize_rows.h"
+
 namespace spl::engine {
 namespace {
 
@@ -19,6 +21,8 @@ uint64_t WorkspaceBytes(const ModelShard& shard, const ExecutorOptions& options)
   // Residual, delta, normed, gathered and its delta; qkv, q, attention and its copy for observers; gate, up, activated.
   uint64_t row = kWord * (5 * size(c.hidden_size) + size(c.q_size() + 2 * c.kv_size()) + 3 * size(c.q_size()) +
                           3 * size(c.intermediate_size) + 2 * size(c.num_qo_heads) + 16);
+  // Scales of a row in e4m3.
+  row += kWord * (size(std::max<int64_t>({c.hidden_size, c.q_size(), c.intermediate_size}) / kernels::kE4M3Group) + 1);
   if (c.moe.num_experts > 0) {
     const uint64_t place = kWord * (3 * size(c.moe.intermediate_size) + size(c.hidden_size) + 4);
     row += kWord * size(c.moe.num_experts) + size(c.moe.num_experts_per_token) * place;
