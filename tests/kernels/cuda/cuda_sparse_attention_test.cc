@@ -82,8 +82,8 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
       std::vector<float> want_out, want_lse;
       ReferenceAttention(b, stream, list, want_out, want_lse);
       ExpectClose(own, want_out, DType::kBF16, what + " out");
-      ExpectClose(std::span(got_lse).subspan(stream * c.shape.group, c.shape.group), want_lse, DType::kF32,
-                  what + " lse");
+      ExpectClose(std::span(got_lse).subspan(stream * c.shape.group, c.shape.group), want_lse, LseSizes(want_lse),
+                  DType::kF32, what + " lse");
       if (::testing::Test::HasFatalFailure()) return;
     }
     for (size_t i = 0; i < b.sequences().size(); ++i) {

@@ -174,7 +174,7 @@ TEST(QuantizeRows, ProductsReadCodesAndScales) {
       const auto packed = cpu::PackLinear(view, compute).value();
       EXPECT_FALSE(packed->PrefersE4M3(1 << 20));
       ExpectOk(cpu::Linear({.isa = DetectCpuIsa()}, {codes.act(), packed.get(), bias.data(), y.data(), rows}));
-      close(y, group == 0 || compute == GemmCompute::kF32 ? 1e-6 : 2e-3);
+      close(y, group == 0 || compute == GemmCompute::kF32 ? 1e-5 : 2e-3);  // sums of 320 products in f32
     }
   }
 }

@@ -145,6 +145,13 @@ inline std::vector<int32_t> OracleDims(SelectingBatch& b, size_t stream) {
   return order;
 }
 
+// Sizes by which logarithms of sums are compared (ExpectClose): a sum that is off by a factor moves its logarithm by
+// the same amount, however small that is.
+inline std::vector<float> LseSizes(std::vector<float> lse) {
+  for (float& x : lse) x = 1 + std::abs(x);
+  return lse;
+}
+
 // Attention of the reference over a list; out [group, head_dim], lse [group].
 inline void ReferenceAttention(SelectingBatch& b, size_t stream, std::span<const int32_t> list, std::vector<float>& out,
                                std::vector<float>& lse) {
