@@ -57,8 +57,9 @@ class LinearWeight {
 };
 
 struct LinearArgs {
-  ConstActivations
-      x;  // [num_rows, in_features], contiguous; kE4M3 only on the host, or with an FP8 weight that prefers it
+  // [num_rows, in_features], contiguous. kE4M3 only on the host, or with an FP8 weight that prefers it; with scale
+  // groups x and y have room for E4M3Rows(num_rows) rows, and what the surplus ones of y have then is undefined.
+  ConstActivations x;
   const LinearWeight* weight = nullptr;
   const float* bias = nullptr;  // [out_features] or null
   Activations y;                // [num_rows, out_features], contiguous; not x

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "services/grammar/grammar_plugin.h"
+#include "tests/cluster/local_cluster_fixture.h"
 #include "tests/cluster/processes.h"
 #include "tests/cluster/random_model.h"
 #include "tests/support/json_schemas.h"
@@ -30,20 +31,14 @@ const char* const kSchemas[] = {
     R"({"type":"array","items":{"enum":[1,2,3]},"minItems":2,"maxItems":5})",
 };
 
-class HarmonyAnswersTest : public ::testing::Test {
+class HarmonyAnswersTest : public LocalClusterTest {
  protected:
   static void SetUpTestSuite() {
     if (!grammar::HaveGrammarPlugin()) return;
     cli::LocalClusterOptions options = RandomModelOptions(folder_.path());
     RenameSpecialTokens(folder_.path(), {"<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|start|>"});
     options.output_format.tools = "harmony";
-    auto cluster = cli::LocalCluster::Start(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-  }
-  static void TearDownTestSuite() {
-    if (cluster_ != nullptr) cluster_->Stop();
-    cluster_.reset();
+    StartCluster(options);
   }
   void SetUp() override {
     if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
@@ -73,7 +68,6 @@ class HarmonyAnswersTest : public ::testing::Test {
   }
 
   static inline ::spl::testing::TempDir folder_;
-  static inline std::unique_ptr<cli::LocalCluster> cluster_;
 };
 
 TEST_F(HarmonyAnswersTest, TheContentIsTheJsonAloneWholeAndStreamed) {

@@ -3,14 +3,14 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "spl/v1/inference.grpc.pb.h"
+#include "tests/cluster/local_cluster_fixture.h"
 #include "tests/cluster/processes.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/paths.h"
-#include "tools/cli/local_cluster.h"
 
 namespace spl::test {
 namespace {
@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr char kCompletions[] = "/v1/completions";
 
-class PromptLogprobsClusterTest : public ::testing::Test {
+class PromptLogprobsClusterTest : public LocalClusterTest {
  protected:
   static void SetUpTestSuite() {
     cli::LocalClusterOptions options;
@@ -27,19 +27,9 @@ class PromptLogprobsClusterTest : public ::testing::Test {
     options.http_listen = options.grpc_listen = "127.0.0.1:0";
     options.backend = OnGpu() ? "cuda" : "cpu";
     options.kv_bytes = 128 << 20;
-    auto cluster = cli::LocalCluster::Start(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-  }
-  static void TearDownTestSuite() {
-    if (cluster_ != nullptr) cluster_->Stop();
-    cluster_.reset();
+    StartCluster(options);
   }
 
-  static bool OnGpu() {
-    const char* const backend = std::getenv("SPLICE_BACKEND");
-    return backend != nullptr && std::string(backend) == "cuda";
-  }
   // The log-probabilities of choice 0.
   json Logprobs(const json& body) {
     const HttpReply reply = HttpPost(cluster_->http_address(), kCompletions, body.dump());
@@ -49,8 +39,6 @@ class PromptLogprobsClusterTest : public ::testing::Test {
   json Scored(const std::vector<int>& tokens) {
     return Logprobs({{"prompt", tokens}, {"max_tokens", 1}, {"temperature", 0}, {"echo", true}, {"logprobs", 1}});
   }
-
-  static inline std::unique_ptr<cli::LocalCluster> cluster_;
 };
 
 TEST_F(PromptLogprobsClusterTest, AreThoseOfGeneratedTokens) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "services/grammar/grammar_plugin.h"
+#include "tests/cluster/local_cluster_fixture.h"
 #include "tests/cluster/processes.h"
 #include "tests/cluster/random_model.h"
 #include "tests/support/json_schemas.h"
@@ -61,17 +62,11 @@ json SchemaFormat(const char* schema, bool strict = true) {
           {"json_schema", {{"name", "answer"}, {"strict", strict}, {"schema", json::parse(schema)}}}};
 }
 
-class StructuredOutputTest : public ::testing::Test {
+class StructuredOutputTest : public LocalClusterTest {
  protected:
   static void SetUpTestSuite() {
     if (!grammar::HaveGrammarPlugin()) return;
-    auto cluster = cli::LocalCluster::Start(RandomModelOptions(folder_.path()));
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-  }
-  static void TearDownTestSuite() {
-    if (cluster_ != nullptr) cluster_->Stop();
-    cluster_.reset();
+    StartCluster(RandomModelOptions(folder_.path()));
   }
   void SetUp() override {
     if (!grammar::HaveGrammarPlugin()) GTEST_SKIP() << "no libsplice_xgrammar.so: its archive was not fetched";
@@ -93,7 +88,6 @@ class StructuredOutputTest : public ::testing::Test {
   }
 
   static inline ::spl::testing::TempDir folder_;
-  static inline std::unique_ptr<cli::LocalCluster> cluster_;
 };
 
 TEST_F(StructuredOutputTest, EveryAnswerValidates) {

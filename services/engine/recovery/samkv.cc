@@ -11,8 +11,9 @@ constexpr int32_t kChoosingTokens = 64;
 
 }  // namespace
 
-// What matters of a copy is computed afresh, and the rest is read roughly. Stored are the layers above the dense ones,
-// which take the probe's place where such copies are read; a request that asks for more layers wants all of the KV.
+// The tokens of a copy that matter are computed afresh, and the rest is read roughly. Stored are the layers above the
+// dense ones, which take the probe's place where such copies are read; a request that asks for more layers wants all of
+// the KV.
 std::optional<int32_t> SamKvPolicy::FirstQuantizedLayer(bool isolated) const {
   const int32_t stored = SparseXPolicy::DefaultDenseLayers(config(), isolated);
   const bool reads_more = options_.probe_layers > 0 || (options_.dense_layers >= 0 && options_.dense_layers < stored);
