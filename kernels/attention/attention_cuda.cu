@@ -6,7 +6,7 @@ namespace {
 
 bool FloatType(DType t) { return t == DType::kF32 || t == DType::kBF16; }
 
-// decodes: kElsewhere is served; has_lists: kSelected, too.
+// decodes: kElsewhere and pages of kE4M3 are served; has_lists: kSelected, too.
 template <typename Args>
 cudaError_t Check(const Args& a, bool decodes, bool has_lists) {
   const AttentionHeads& h = a.heads;
@@ -18,7 +18,7 @@ cudaError_t Check(const Args& a, bool decodes, bool has_lists) {
     return cudaErrorInvalidValue;
   }
   if (h.num_kv_heads > kMaxKvHeads || h.head_dim % 8 != 0 || h.head_dim > 256 || !FloatType(a.dtype) ||
-      !FloatType(a.batch.pool.dtype)) {
+      !(FloatType(a.batch.pool.dtype) || (decodes && a.batch.pool.dtype == DType::kE4M3))) {
     return cudaErrorNotSupported;
   }
   for (int i = 0; i < h.num_kv_heads; ++i) {

@@ -5,8 +5,8 @@
 // CUDA graph must replay with new values (page tables, lengths, row ranges, positions, lists) is read from device
 // memory.
 //
-// Rules served: kFull and kBand; kSelected and kElsewhere in decode; kLines for prefill of one sequence, whose heads with lines run in
-// a launch of their own, beside the other heads.
+// Rules served: kFull and kBand; kSelected and kElsewhere in decode; kLines for prefill of one sequence, whose heads
+// with lines run in a launch of their own, beside the other heads.
 //
 // Tables      table of (sequence s, KV head h) starts at page_tables + table_offset[s] + h * head_stride. An entry is
 //             read only for a page of which some row sees a slot; kNoPage there counts as invisible.
@@ -69,7 +69,7 @@ struct PagedBatch {
   const int64_t* table_offset = nullptr;  // device [num_sequences], elements
   int64_t head_stride = 0;                // elements between the tables of two KV heads
   const int32_t* kv_len = nullptr;        // device [num_sequences]: positions [0, kv_len) have been written
-  KvPoolView pool;                        // device memory, 128-byte aligned; kF32 or kBF16
+  KvPoolView pool;                        // device memory, 128-byte aligned; kF32 or kBF16; decode: kE4M3, too
   int32_t num_sequences = 0;
 };
 

@@ -1,4 +1,4 @@
-// attention_cuda_bench [all|prefill|decode|heads|read [part of a case name]]
+// attention_cuda_bench [all|prefill|decode|fp8|heads|read [part of a case name]]
 //
 // Times the CUDA attention launchers on one device: median of event-timed launches with the L2 cache flushed before
 // each, random data, pages shuffled. Prints one line per case; tests/bench/peers/sdpa_peers.py times the same shapes,
@@ -29,6 +29,7 @@ struct Case {
   bool shuffled = true;          // physical pages
   int band_heads = 0;            // KV heads with window 256 and 64 sinks
   bool sparse = false;           // rows at random positions, the last one at the end
+  bool codes = false;            // pages of e4m3
 };
 
 HeadRules Rules(const Case& c) {
@@ -68,10 +69,16 @@ class Setup {
     batch.table_offset = Keep(Upload(offsets));
     batch.head_stride = pages;
     batch.kv_len = Keep(Upload(std::vector<int32_t>(c.batch, c.kv_len)));
-    const int64_t elements = int64_t{num_pages} * 2 * kPageTokens * c.head_dim;
-    auto* pool = Keep(Alloc<__nv_bfloat16>(elements));
-    FillNormal<<<2048, 256>>>(pool, elements, 1);
-    batch.pool = {reinterpret_cast<std::byte*>(pool), DType::kBF16, c.head_dim, num_pages};
+    const DType pages_type = c.codes ? DType::kE4M3 : DType::kBF16;
+    const auto bytes_of_pool = static_cast<int64_t>(KvPageBytes(pages_type, c.head_dim)) * num_pages;
+    auto* pool = Keep(Alloc<std::byte>(bytes_of_pool));
+    if (c.codes) {
+      constexpr int kCode = 0x71;  // also a scale, of 2^-14
+      CHECK_CUDA(cudaMemset(pool, kCode, bytes_of_pool));
+    } else {
+      FillNormal<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(pool), bytes_of_pool / 2, 1);
+    }
+    batch.pool = {pool, pages_type, c.head_dim, num_pages};
     batch.num_sequences = c.batch;
     const int rows = std::max(c.rows, 1) * c.batch;
     q_stride = int64_t{c.qo_heads + 2 * c.kv_heads} * c.head_dim;
@@ -133,8 +140,9 @@ void Decode(const char* name, const Case& c, int reps, int32_t bucket = 0) {
   const double ms = MedianMs(reps, [&] { CHECK_CUDA(DecodeAttention(a, nullptr)); });
   const double tokens =
       static_cast<double>(c.kv_len) * (c.kv_heads - c.band_heads) + std::min<double>(c.kv_len, 320) * c.band_heads;
-  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, "mma", ms * 1e3,
-              4.0 * c.head_dim * tokens * c.batch / ms * 1e-9);
+  const double bytes = c.codes ? 2.0 * (c.head_dim + 1) : 4.0 * c.head_dim;  // of a token
+  std::printf("%-34s %-8s %9.2f us  %6.2f TB/s\n", name, c.codes ? "mma fp8" : "mma", ms * 1e3,
+              bytes * tokens * c.batch / ms * 1e-9);
   std::fflush(stdout);
 }
 
@@ -246,6 +254,23 @@ int Main(int argc, char** argv) {
     for (const int batch : {8, 32}) {
       for (const int32_t kv_len : {8192, 32768}) HeadClassDecode(batch, kv_len);
     }
+  }
+  if (all || what == "fp8") {
+    for (const auto& [batch, kv_len] : {std::pair{1, 2048},
+                                        {1, 8192},
+                                        {1, 32768},
+                                        {1, 131072},
+                                        {8, 8192},
+                                        {8, 32768},
+                                        {32, 2048},
+                                        {32, 8192},
+                                        {32, 32768}}) {
+      const std::string name = "fp8 decode B" + std::to_string(batch) + " " + std::to_string(kv_len >> 10) + "K";
+      for (const bool codes : {false, true})
+        Decode(name.c_str(), {.batch = batch, .kv_len = kv_len, .codes = codes}, 50);
+    }
+    for (const bool codes : {false, true})
+      Decode("fp8 decode B32 32K D64", {.head_dim = 64, .batch = 32, .kv_len = 32768, .codes = codes}, 20);
   }
   if (all || what == "decode") {
     Decode("decode B1 2K", {.kv_len = 2048}, 100);

@@ -27,11 +27,13 @@ cudaError_t DecodeMma(const DecodeArgs& args, cudaStream_t stream);
 
 inline bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// Shapes both tensor-core families serve.
+// Shapes both tensor-core families serve. codes: pages of kE4M3, too.
 inline bool TensorCoreShape(const AttentionHeads& heads, const PagedBatch& batch, DType dtype, const void* q,
-                            int64_t q_row_stride, const void* out) {
-  return dtype == DType::kBF16 && batch.pool.dtype == DType::kBF16 && (heads.head_dim == 64 || heads.head_dim == 128) &&
-         Aligned16(q) && Aligned16(out) && q_row_stride % 8 == 0 && Aligned16(batch.pool.base);
+                            int64_t q_row_stride, const void* out, bool codes = false) {
+  const DType pages = batch.pool.dtype;
+  return dtype == DType::kBF16 && (pages == DType::kBF16 || (codes && pages == DType::kE4M3)) &&
+         (heads.head_dim == 64 || heads.head_dim == 128) && Aligned16(q) && Aligned16(out) && q_row_stride % 8 == 0 &&
+         Aligned16(batch.pool.base);
 }
 
 __host__ __device__ inline Band BandOf(const HeadRule& r) {

@@ -1,10 +1,13 @@
-// Attention for any shape of the contract, f32 or bf16: the fall-back, and the f32 path. Plain SIMT.
+// Attention for any shape and type of the contract: the fall-back, and the f32 path. Plain SIMT.
 //
 // One CTA per (row, query head). Warp w takes every eighth tile of 32 keys, lane j scoring key j and then summing dims
 // j, j + 32, ...; the warps' running softmaxes merge in ascending order at the end. Which warp takes a key depends on
 // its position alone.
+#include <type_traits>
+
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/cuda/cuda_types.h"
+#include "kernels/cuda/e4m3_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -31,6 +34,18 @@ struct Params {
   int32_t num_qo_heads, group, head_dim;
   float sm_scale;
 };
+
+// Elements of pages. Kv is uint8_t for codes; a row of them has a factor, at `scale`.
+template <typename Kv>
+__device__ __forceinline__ float ValueOf(Kv x) {
+  return ToF(x);
+}
+template <>
+__device__ __forceinline__ float ValueOf<uint8_t>(uint8_t code) {
+  return E4M3Float(code);
+}
+template <typename Kv>
+constexpr bool kIsCode = std::is_same_v<Kv, uint8_t>;
 
 template <typename Q, typename Kv>
 __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_constant__ Params p) {
@@ -78,7 +93,7 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     last = p.lists.counts[stream] - 1;
   }
   const Kv* pool = reinterpret_cast<const Kv*>(p.batch.pool.base);
-  const int64_t half = int64_t{kPageTokens} * dim;
+  const int64_t half = int64_t{kPageTokens} * (dim + (kIsCode<Kv> ? 1 : 0));  // elements
   float max = -INFINITY, total = 0, sum[kMaxDim / 32] = {};
   // For a head with lines: the words of the row's tile.
   const uint64_t *line_tiles = nullptr, *column_masks = nullptr;
@@ -115,11 +130,16 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     const unsigned any = __ballot_sync(0xffffffffu, visible);
     if (any == 0) continue;
     const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // address of the lane's key
-    float score = -INFINITY;
+    float score = -INFINITY, v_factor = 1;
     if (visible) {
       float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], ToF(pool[offset + i]), dot);
+      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], ValueOf(pool[offset + i]), dot);
       score = dot;
+      if constexpr (kIsCode<Kv>) {
+        const uint8_t* scale = pool + 2 * half * page + int64_t{kPageTokens} * dim + j % kPageTokens;
+        score *= RowScaleFloat(scale[0]);
+        v_factor = RowScaleFloat(scale[half]);
+      }
     }
     float tile_max = score;
     for (int d = 16; d > 0; d /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, d));
@@ -132,11 +152,12 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     for (int i = 0; i < kMaxDim / 32; ++i) sum[i] *= shrink;
     for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int t = __ffs(rest) - 1;
-      const float w = __shfl_sync(0xffffffffu, weight, t);
+      float w = __shfl_sync(0xffffffffu, weight, t);
+      if constexpr (kIsCode<Kv>) w *= __shfl_sync(0xffffffffu, v_factor, t);
       const Kv* v = pool + half + __shfl_sync(0xffffffffu, offset, t);
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {
-        if (32 * i + lane < dim) sum[i] = fmaf(w, ToF(v[32 * i + lane]), sum[i]);
+        if (32 * i + lane < dim) sum[i] = fmaf(w, ValueOf(v[32 * i + lane]), sum[i]);
       }
     }
   }
@@ -163,14 +184,16 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
 cudaError_t Launch(const Params& p, DType q_type, DType kv_type, int64_t rows, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(rows), p.num_qo_heads);
   if (p.num_qo_heads > 65535) return cudaErrorNotSupported;
-  if (q_type == DType::kF32 && kv_type == DType::kF32) {
-    GenericKernel<float, float><<<grid, 32 * kWarps, 0, stream>>>(p);
-  } else if (q_type == DType::kF32) {
-    GenericKernel<float, __nv_bfloat16><<<grid, 32 * kWarps, 0, stream>>>(p);
-  } else if (kv_type == DType::kF32) {
-    GenericKernel<__nv_bfloat16, float><<<grid, 32 * kWarps, 0, stream>>>(p);
+  const auto launch = [&](auto q) {
+    using Q = decltype(q);
+    if (kv_type == DType::kE4M3) return GenericKernel<Q, uint8_t><<<grid, 32 * kWarps, 0, stream>>>(p);
+    if (kv_type == DType::kF32) return GenericKernel<Q, float><<<grid, 32 * kWarps, 0, stream>>>(p);
+    GenericKernel<Q, __nv_bfloat16><<<grid, 32 * kWarps, 0, stream>>>(p);
+  };
+  if (q_type == DType::kF32) {
+    launch(float{});
   } else {
-    GenericKernel<__nv_bfloat16, __nv_bfloat16><<<grid, 32 * kWarps, 0, stream>>>(p);
+    launch(__nv_bfloat16{});
   }
   return cudaGetLastError();
 }

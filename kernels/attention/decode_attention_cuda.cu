@@ -12,6 +12,8 @@
 //
 // The last CTA of a group of kGroupSplits splits to finish adds them up in ascending order, and the last group of a KV
 // head adds up the groups: two short steps instead of a long one, and the same bits whatever the timing.
+#include <type_traits>
+
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/decode_merge_cuda.h"
 #include "kernels/attention/decode_ring_cuda.h"
@@ -78,12 +80,21 @@ __device__ __forceinline__ void AddSplits(const Params& p, const HeadOutput<kHea
                      [&](int row, int quad, float4 y, float max, float sum) { out.Write(row, quad, y, max, sum); });
 }
 
+// How a kernel reads pages of bf16, or of codes.
+template <int kHeadDim, int kHeadTiles, bool kCodes>
+struct Reader {
+  using Tiles = std::conditional_t<kCodes, CodeTiles<kHeadDim>, WideTiles<kHeadDim>>;
+  using Softmax = std::conditional_t<kCodes, CodeSoftmax<kHeadDim, kHeadTiles>, WideSoftmax<kHeadDim, kHeadTiles>>;
+  template <int kShare, bool kLists>
+  using Ring = PageRing<Tiles, Tiles::kStageScale * Stages(kHeadDim, kShare), kLists>;
+};
+
 // kHeadTiles: 8 query heads each. kLists: some streams attend to lists.
-template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
+template <int kHeadDim, int kHeadTiles, bool kCodes, int kShare, bool kLists>
 __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTiles)))
     DecodeMmaKernel(const __grid_constant__ Params p) {
-  using Ring = PageRing<kHeadDim, Stages(kHeadDim, kShare), kLists>;
-  using Softmax = RunningSoftmax<kHeadDim, kHeadTiles>;
+  using Ring = typename Reader<kHeadDim, kHeadTiles, kCodes>::template Ring<kShare, kLists>;
+  using Softmax = typename Reader<kHeadDim, kHeadTiles, kCodes>::Softmax;
   constexpr int kQuads = kHeadDim / 4;
   static_assert(Softmax::kMergeBytes <= Ring::kBytes);
   extern __shared__ __align__(1024) char smem[];
@@ -128,7 +139,8 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   while (pages != 0) {
     const int32_t page = ring.first_page() + __ffs(pages) - 1;
     pages &= pages - 1;
-    softmax.Score(ring.Next(), page * kPageTokens + 16 * warp, x.kv_len, splits);
+    const uint32_t keys = ring.Next();
+    softmax.Score(ring, keys, page * kPageTokens + 16 * warp, x.kv_len, splits);
     softmax.Add(ring.Next());
   }
   CpAsyncWait<0>();
@@ -150,10 +162,11 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   AddSplits<kHeadDim>(p, out, splits, {sequence, head, slot_in_head}, first_slot, smem, kWarps * Ring::kBytes, is_last);
 }
 
-template <int kHeadDim, int kHeadTiles, int kShare, bool kLists>
+template <int kHeadDim, int kHeadTiles, bool kCodes, int kShare, bool kLists>
 cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
-  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kShare, kLists>;
-  const int smem_bytes = kWarps * PageRing<kHeadDim, Stages(kHeadDim, kShare), kLists>::kBytes + p.table_entries * 4;
+  using Ring = typename Reader<kHeadDim, kHeadTiles, kCodes>::template Ring<kShare, kLists>;
+  const auto kernel = DecodeMmaKernel<kHeadDim, kHeadTiles, kCodes, kShare, kLists>;
+  const int smem_bytes = kWarps * Ring::kBytes + p.table_entries * 4;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (e != cudaSuccess) return e;
   if (p.early) return LaunchEarly(kernel, grid, kThreads, smem_bytes, stream, p);
@@ -162,7 +175,7 @@ cudaError_t LaunchShare(const Params& p, dim3 grid, cudaStream_t stream) {
 }
 
 // smem_per_block: the most a CTA may have; sm_80 to sm_89 may not have enough for the deep ring.
-template <int kHeadDim, int kHeadTiles>
+template <int kHeadDim, int kHeadTiles, bool kCodes>
 cudaError_t Launch(const Params& p, int num_sms, int smem_per_block, int num_sequences, cudaStream_t stream) {
   const dim3 grid(p.slot_begin[p.num_kv_heads], num_sequences);
   const int64_t ctas = int64_t{grid.x} * grid.y;
@@ -170,14 +183,21 @@ cudaError_t Launch(const Params& p, int num_sms, int smem_per_block, int num_seq
     // All of a short split is in flight at once; a deeper ring would keep the kernel that chooses off the
     // multiprocessor.
     if (smem_per_block >= (200 << 10) && ctas <= 2 * num_sms)
-      return LaunchShare<kHeadDim, kHeadTiles, 2, true>(p, grid, stream);
-    return LaunchShare<kHeadDim, kHeadTiles, 4, true>(p, grid, stream);
+      return LaunchShare<kHeadDim, kHeadTiles, kCodes, 2, true>(p, grid, stream);
+    return LaunchShare<kHeadDim, kHeadTiles, kCodes, 4, true>(p, grid, stream);
   }
   if (smem_per_block >= (200 << 10)) {
-    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, 1, false>(p, grid, stream);
-    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, 2, false>(p, grid, stream);
+    if (ctas <= num_sms) return LaunchShare<kHeadDim, kHeadTiles, kCodes, 1, false>(p, grid, stream);
+    if (ctas <= 2 * num_sms) return LaunchShare<kHeadDim, kHeadTiles, kCodes, 2, false>(p, grid, stream);
   }
-  return LaunchShare<kHeadDim, kHeadTiles, 4, false>(p, grid, stream);
+  return LaunchShare<kHeadDim, kHeadTiles, kCodes, 4, false>(p, grid, stream);
+}
+
+using Launcher = cudaError_t (*)(const Params&, int num_sms, int smem_per_block, int num_sequences, cudaStream_t);
+template <bool kCodes>
+Launcher ChooseLaunch(int head_dim, int group) {
+  if (head_dim == 64) return group <= 8 ? Launch<64, 1, kCodes> : Launch<64, 2, kCodes>;
+  return group <= 8 ? Launch<128, 1, kCodes> : Launch<128, 2, kCodes>;
 }
 
 }  // namespace
@@ -189,7 +209,7 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (e != cudaSuccess) return e;
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
-  if (capability < 80 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out) ||
+  if (capability < 80 || !TensorCoreShape(a.heads, a.batch, a.dtype, a.q, a.q_row_stride, a.out, true) ||
       group > kMaxDecodeGroup || a.batch.num_sequences > 65535) {
     return cudaErrorNotSupported;
   }
@@ -235,8 +255,8 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.split_max_sum = reinterpret_cast<float2*>(p.group_out + groups * group * (a.heads.head_dim / 4));
   p.group_max_sum = p.split_max_sum + slots * group;
 
-  const auto launch = a.heads.head_dim == 64 ? (group <= 8 ? Launch<64, 1> : Launch<64, 2>)
-                                             : (group <= 8 ? Launch<128, 1> : Launch<128, 2>);
+  const auto launch = a.batch.pool.dtype == DType::kE4M3 ? ChooseLaunch<true>(a.heads.head_dim, group)
+                                                         : ChooseLaunch<false>(a.heads.head_dim, group);
   return launch(p, num_sms, smem_per_block, a.batch.num_sequences, stream);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention/decode_splits_cuda.h"
+#include "kernels/attention/decode_tiles_cuda.h"
 
 namespace spl::kernels::cuda::decode_attention {
 
@@ -40,11 +41,15 @@ struct Attended {
   }
 };
 
-// A warp's ring. Stages are used in the order in which they are loaded: K of a page, then V of it.
-template <int kHeadDim, int kStages, bool kLists>
+// A warp's ring. Stages are used in the order in which they are loaded: K of a page, then V of it. With codes the stage
+// of K brings the scales of both halves along.
+template <typename Tiles, int kStages, bool kLists>
 class PageRing {
  public:
-  static constexpr int kRowBytes = 2 * kHeadDim, kStageBytes = 16 * kRowBytes, kBytes = kStages * kStageBytes;
+  static constexpr int kRowBytes = Tiles::kRowBytes, kStageBytes = 16 * kRowBytes;
+  // Scales of a stage: 16 bytes of K, then of V. With lists the 4 bytes around each scale, then which of them it is.
+  static constexpr int kScaleBytes = !Tiles::kCodes ? 0 : kLists ? 32 * 4 + 32 : 32;
+  static constexpr int kBytes = kStages * (kStageBytes + kScaleBytes);
 
   // smem: of all warps' rings.
   __device__ __forceinline__ PageRing(const Params& p, const Attended& x, const ActiveSplits& splits, int slot,
@@ -83,8 +88,15 @@ class PageRing {
     __syncwarp();  // every lane's copies have landed, and every lane is done with the stage that is refilled now
     CopyNext();
     const uint32_t stage = ring_ + use_stage_ * kStageBytes;
+    scales_ = ring_ + kStages * kStageBytes + use_stage_ * kScaleBytes;
     if (++use_stage_ == kStages) use_stage_ = 0;
     return stage;
+  }
+  // The scale of K (half 0) or V of one of the 16 tokens whose K was returned last.
+  __device__ __forceinline__ uint32_t Scale(int half, int token) const {
+    const int i = 16 * half + token;
+    if (kLists && selected_) return LoadShared1(scales_ + 4 * i + LoadShared1(scales_ + 128 + i));
+    return LoadShared1(scales_ + i);
   }
 
  private:
@@ -109,13 +121,18 @@ class PageRing {
   __device__ __forceinline__ void CopyPage(int i, int32_t begin) {
     const int lane = threadIdx.x % 32;
     const int32_t page = __shfl_sync(0xffffffffu, physical_, i);
-    const int64_t row = (static_cast<int64_t>(page) * 2 + load_v_) * kPageTokens + 16 * (threadIdx.x / 32);
-    const char* source = reinterpret_cast<const char*>(p_.batch.pool.base) + row * kRowBytes;
+    const int warp = threadIdx.x / 32;
+    const char* page_bytes = reinterpret_cast<const char*>(p_.batch.pool.base) + int64_t{page} * 2 * Tiles::kHalfBytes;
+    const char* source = page_bytes + (load_v_ ? Tiles::kHalfBytes : 0) + 16 * warp * kRowBytes;
 #pragma unroll
     for (int n = 0; n < kCopies; ++n) {
       const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-      CpAsync16(ring_ + load_stage_ * kStageBytes + Swizzled<kRowBytes>(token, chunk),
-                source + token * kRowBytes + chunk * 16, begin + token < x_.kv_len);
+      CpAsync16(ring_ + load_stage_ * kStageBytes + Tiles::Place(token, chunk), source + token * kRowBytes + chunk * 16,
+                begin + token < x_.kv_len);
+    }
+    if constexpr (Tiles::kCodes) {
+      if (!load_v_ && lane < 2)
+        CpAsync16(LoadScales() + 16 * lane, page_bytes + lane * Tiles::kHalfBytes + Tiles::kScalesAt + 16 * warp, true);
     }
   }
   __device__ __forceinline__ void CopyListed(int i, int32_t begin) {
@@ -125,16 +142,32 @@ class PageRing {
       const int32_t entry = (first_page_ + 2 * rows_of_ + lane / 16) * kPageTokens + 16 * warp + lane % 16;
       int32_t position = x_.likely_position;
       if (rows_of_ > 0 || x_.list_split != x_.likely_split) position = entry < x_.kv_len ? x_.list[entry] : 0;
-      listed_row_ = int64_t{x_.table[position / kPageTokens]} * 2 * kPageTokens + position % kPageTokens;
+      listed_page_ = x_.table[position / kPageTokens];
+      listed_slot_ = position % kPageTokens;
     }
-    const char* half = reinterpret_cast<const char*>(p_.batch.pool.base) + (load_v_ ? kPageTokens * kRowBytes : 0);
+    const char* half = reinterpret_cast<const char*>(p_.batch.pool.base) + (load_v_ ? Tiles::kHalfBytes : 0);
 #pragma unroll
     for (int n = 0; n < kCopies; ++n) {
       const int token = (n * 32 + lane) / kChunks, chunk = lane % kChunks;
-      const int64_t row = __shfl_sync(0xffffffffu, listed_row_, i % 2 * 16 + token);
-      CpAsync16(ring_ + load_stage_ * kStageBytes + Swizzled<kRowBytes>(token, chunk),
-                half + row * kRowBytes + chunk * 16, begin + token < x_.kv_len);
+      const int64_t page = __shfl_sync(0xffffffffu, listed_page_, i % 2 * 16 + token);
+      const int slot = __shfl_sync(0xffffffffu, listed_slot_, i % 2 * 16 + token);
+      CpAsync16(ring_ + load_stage_ * kStageBytes + Tiles::Place(token, chunk),
+                half + page * 2 * Tiles::kHalfBytes + slot * kRowBytes + chunk * 16, begin + token < x_.kv_len);
     }
+    if constexpr (Tiles::kCodes) {
+      if (load_v_) return;
+      // Lane l has the scale of K, or from 16 on of V, of token l % 16.
+      const int64_t page = __shfl_sync(0xffffffffu, listed_page_, i % 2 * 16 + lane % 16);
+      const int slot = __shfl_sync(0xffffffffu, listed_slot_, i % 2 * 16 + lane % 16);
+      CpAsync4(LoadScales() + 4 * lane,
+               half + (page * 2 + lane / 16) * Tiles::kHalfBytes + Tiles::kScalesAt + (slot & ~3),
+               begin + lane % 16 < x_.kv_len);
+      StoreShared1(LoadScales() + 128 + lane, slot & 3);
+    }
+  }
+  // Scales of the stage that is loaded.
+  __device__ __forceinline__ uint32_t LoadScales() const {
+    return ring_ + kStages * kStageBytes + load_stage_ * kScaleBytes;
   }
 
   const Params& p_;
@@ -146,8 +179,9 @@ class PageRing {
   unsigned to_load_;
   bool load_v_ = false;
   int load_stage_ = 0, use_stage_ = 0;
+  uint32_t scales_ = 0;
   // With a list: lanes 0 to 15 hold the rows of this warp's entries of page 2 rows_of, the others those of the next.
-  int64_t listed_row_ = 0;
+  int32_t listed_page_ = 0, listed_slot_ = 0;
   int rows_of_ = -1;
 };
 

@@ -3,15 +3,16 @@
 #pragma once
 
 #include "kernels/attention/decode_splits_cuda.h"
+#include "kernels/attention/decode_tiles_cuda.h"
+#include "kernels/cuda/e4m3_cuda.h"
 
 namespace spl::kernels::cuda::decode_attention {
 
-// In the places of an mma: a lane has tokens or dims g and g + 8 of a product's rows, and query heads 2 c and 2 c + 1
-// of its columns. kHeadTiles: 8 query heads each.
+// The part that does not depend on the type of the pages. In the places of an mma: a lane has tokens or dims g and g +
+// 8 of a product's rows, and query heads 2 c and 2 c + 1 of its columns. kHeadTiles: 8 query heads each.
 template <int kHeadDim, int kHeadTiles>
 class RunningSoftmax {
  public:
-  static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kMergeStride = kHeadDim + 4;  // floats; keeps the four lanes of a quad apart
   static constexpr int kMergeBytes = 8 * kHeadTiles * kMergeStride * 4;
 
@@ -21,61 +22,11 @@ class RunningSoftmax {
     for (int t = 0; t < kHeadTiles; ++t) m_[t][0] = m_[t][1] = -INFINITY, l_[t][0] = l_[t][1] = 0;
   }
 
-  // q: of the KV head's `group` query heads. As B operand: the lane holds head g, dims 16 k + 2 c (+1, +8, +9).
-  __device__ __forceinline__ void LoadQueries(const __nv_bfloat16* q, int group) {
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const bool exists = 8 * t + g_ < group;
-      const auto* row = reinterpret_cast<const uint32_t*>(q + (exists ? 8 * t + g_ : 0) * kHeadDim);
-#pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k) {
-        q_[t][k][0] = exists ? row[8 * k + c_] : 0;
-        q_[t][k][1] = exists ? row[8 * k + c_ + 4] : 0;
-      }
-    }
-  }
-
-  // Scores of the tile in shared memory at k_tile, whose first token is `begin`.
-  __device__ __forceinline__ void Score(uint32_t k_tile, int32_t begin, int32_t kv_len, const ActiveSplits& splits) {
-    // Two chains of products, for one alone waits for each of its own.
-    constexpr int kChains = kHeadTiles == 1 ? 2 : 1;
-    float s[kHeadTiles][4] = {}, odd[kHeadTiles][4] = {};
-#pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      uint32_t a[4];
-      LdMatrix4(a, k_tile + Swizzled<kRowBytes>(lane_ & 15, 2 * k + lane_ / 16));
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) Mma16816(k % kChains == 0 ? s[t] : odd[t], a, q_[t][k][0], q_[t][k][1]);
-    }
-    if constexpr (kChains == 2) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][i] += odd[0][i];
-    }
-    const int32_t j = begin + g_;
-    const bool visible0 = j < kv_len && (j < splits.sinks || j >= splits.band_begin);
-    const bool visible1 = j + 8 < kv_len && (j + 8 < splits.sinks || j + 8 >= splits.band_begin);
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) Weigh(t, h, s[t][h], s[t][2 + h], visible0, visible1);
-      // Rows are tokens; as B operand they must be columns.
-      weights_[t][0] = TransposeMatrix(PackBf16(s[t][0], s[t][1]));
-      weights_[t][1] = TransposeMatrix(PackBf16(s[t][2], s[t][3]));
-    }
-  }
-  // Adds the values of the same tile, by the weights of its scores.
-  __device__ __forceinline__ void Add(uint32_t v_tile) {
-#pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) {
-      uint32_t a[4];
-      LdMatrix4Trans(a, v_tile + Swizzled<kRowBytes>(lane_ / 16 * 8 + (lane_ & 7), 2 * k + (lane_ >> 3 & 1)));
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) Mma16816(o_[t][k], a, weights_[t][0], weights_[t][1]);
-    }
-  }
-
-  // Writes maxima and sums, max_sum [8 kHeadTiles], and outputs, merge [8 kHeadTiles, kMergeStride].
-  __device__ __forceinline__ void Store(float2* max_sum, float* merge) const {
+ protected:
+  // dim(k, i): the dim that row g + 8 i of block k of the outputs is. Writes maxima and sums, max_sum [8 kHeadTiles],
+  // and outputs, merge [8 kHeadTiles, kMergeStride].
+  template <typename Dim>
+  __device__ __forceinline__ void Store(float2* max_sum, float* merge, const Dim& dim) const {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
@@ -88,14 +39,24 @@ class RunningSoftmax {
         if (g_ == 0) max_sum[column] = float2{m_[t][h], sum};
 #pragma unroll
         for (int k = 0; k < kHeadDim / 16; ++k) {
-          merge[column * kMergeStride + 16 * k + g_] = o_[t][k][h];
-          merge[column * kMergeStride + 16 * k + g_ + 8] = o_[t][k][2 + h];
+          merge[column * kMergeStride + dim(k, 0)] = o_[t][k][h];
+          merge[column * kMergeStride + dim(k, 1)] = o_[t][k][2 + h];
         }
       }
     }
   }
-
- private:
+  // Which of the tokens g and g + 8 of the 16 from `begin` on are visible.
+  struct Visible {
+    bool first, second;
+    __device__ __forceinline__ Visible(int32_t j, int32_t kv_len, const ActiveSplits& splits)
+        : first(j < kv_len && (j < splits.sinks || j >= splits.band_begin)),
+          second(j + 8 < kv_len && (j + 8 < splits.sinks || j + 8 >= splits.band_begin)) {}
+  };
+  // Rows are tokens; as B operand they must be columns.
+  __device__ __forceinline__ void KeepWeights(int t, float g0, float g1, float far0, float far1) {
+    weights_[t][0] = TransposeMatrix(PackBf16(g0, g1));
+    weights_[t][1] = TransposeMatrix(PackBf16(far0, far1));
+  }
   // Scores of one query head become weights; what was added up before shrinks to the new maximum.
   __device__ __forceinline__ void Weigh(int t, int h, float& s0, float& s1, bool visible0, bool visible1) {
     s0 = visible0 ? s0 * scale_ : -INFINITY;
@@ -124,6 +85,172 @@ class RunningSoftmax {
   uint32_t weights_[kHeadTiles][2];
   float o_[kHeadTiles][kHeadDim / 16][4] = {};  // rows: dims 16 i + g (+8); columns: heads 2 c, 2 c + 1
   float m_[kHeadTiles][2], l_[kHeadTiles][2];
+};
+
+// Pages of bf16.
+template <int kHeadDim, int kHeadTiles>
+class WideSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
+  using Base = RunningSoftmax<kHeadDim, kHeadTiles>;
+  using Base::c_, Base::g_, Base::lane_, Base::o_, Base::q_, Base::weights_;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+
+ public:
+  using Base::Base;
+
+  // q: of the KV head's `group` query heads. As B operand: the lane holds head g, dims 16 k + 2 c (+1, +8, +9).
+  __device__ __forceinline__ void LoadQueries(const __nv_bfloat16* q, int group) {
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+      const bool exists = 8 * t + g_ < group;
+      const auto* row = reinterpret_cast<const uint32_t*>(q + (exists ? 8 * t + g_ : 0) * kHeadDim);
+#pragma unroll
+      for (int k = 0; k < kHeadDim / 16; ++k) {
+        q_[t][k][0] = exists ? row[8 * k + c_] : 0;
+        q_[t][k][1] = exists ? row[8 * k + c_ + 4] : 0;
+      }
+    }
+  }
+
+  // Scores of the tile in shared memory at k_tile, whose first token is `begin`.
+  template <typename Ring>
+  __device__ __forceinline__ void Score(const Ring&, uint32_t k_tile, int32_t begin, int32_t kv_len,
+                                        const ActiveSplits& splits) {
+    // Two chains of products, for one alone waits for each of its own.
+    constexpr int kChains = kHeadTiles == 1 ? 2 : 1;
+    float s[kHeadTiles][4] = {}, odd[kHeadTiles][4] = {};
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      uint32_t a[4];
+      LdMatrix4(a, k_tile + Swizzled<kRowBytes>(lane_ & 15, 2 * k + lane_ / 16));
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) Mma16816(k % kChains == 0 ? s[t] : odd[t], a, q_[t][k][0], q_[t][k][1]);
+    }
+    if constexpr (kChains == 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] += odd[0][i];
+    }
+    const typename Base::Visible visible(begin + g_, kv_len, splits);
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) this->Weigh(t, h, s[t][h], s[t][2 + h], visible.first, visible.second);
+      this->KeepWeights(t, s[t][0], s[t][1], s[t][2], s[t][3]);
+    }
+  }
+  // Adds the values of the same tile, by the weights of its scores.
+  __device__ __forceinline__ void Add(uint32_t v_tile) {
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      uint32_t a[4];
+      LdMatrix4Trans(a, v_tile + Swizzled<kRowBytes>(lane_ / 16 * 8 + (lane_ & 7), 2 * k + (lane_ >> 3 & 1)));
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) Mma16816(o_[t][k], a, weights_[t][0], weights_[t][1]);
+    }
+  }
+
+  __device__ __forceinline__ void Store(float2* max_sum, float* merge) const {
+    Base::Store(max_sum, merge, [this](int k, int i) { return 16 * k + 8 * i + g_; });
+  }
+};
+
+// Pages of codes. A product takes dims in an order of its own, in which a lane's operands are neighbours in memory:
+// of each 64 dims of a key lane c has 16 c to + 15, and of a value lane g has kHeadDim / 8 from that times g on. Codes
+// become bf16 of 2^-120 times their value; that factor and the rows' scales are applied to scores and weights.
+template <int kHeadDim, int kHeadTiles>
+class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
+  using Base = RunningSoftmax<kHeadDim, kHeadTiles>;
+  using Base::c_, Base::g_, Base::o_, Base::q_, Base::weights_;
+  using Tiles = CodeTiles<kHeadDim>;
+  static constexpr int kLaneWords = kHeadDim / 32;  // of a value
+
+ public:
+  using Base::Base;
+
+  __device__ __forceinline__ void LoadQueries(const __nv_bfloat16* q, int group) {
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+      const bool exists = 8 * t + g_ < group;
+      const auto* row = reinterpret_cast<const uint2*>(q + (exists ? 8 * t + g_ : 0) * kHeadDim);
+#pragma unroll
+      for (int k = 0; k < kHeadDim / 16; ++k) {
+        const uint2 dims = row[16 * (k / 4) + 4 * c_ + k % 4];
+        q_[t][k][0] = exists ? dims.x : 0;
+        q_[t][k][1] = exists ? dims.y : 0;
+      }
+    }
+  }
+
+  template <typename Ring>
+  __device__ __forceinline__ void Score(const Ring& ring, uint32_t k_tile, int32_t begin, int32_t kv_len,
+                                        const ActiveSplits& splits) {
+    constexpr int kChains = kHeadTiles == 1 ? 2 : 1;
+    float s[kHeadTiles][4] = {}, odd[kHeadTiles][4] = {};
+#pragma unroll
+    for (int span = 0; span < kHeadDim / 64; ++span) {
+      const uint4 near = LoadShared16(k_tile + Tiles::Place(g_, 4 * span + c_)),
+                  far = LoadShared16(k_tile + Tiles::Place(g_ + 8, 4 * span + c_));
+      const uint32_t near_words[4] = {near.x, near.y, near.z, near.w}, far_words[4] = {far.x, far.y, far.z, far.w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint2 first = SmallBf16Quad(near_words[w]), second = SmallBf16Quad(far_words[w]);
+        const uint32_t a[4] = {first.x, second.x, first.y, second.y};
+        const int k = 4 * span + w;
+#pragma unroll
+        for (int t = 0; t < kHeadTiles; ++t) Mma16816(k % kChains == 0 ? s[t] : odd[t], a, q_[t][k][0], q_[t][k][1]);
+      }
+    }
+    if constexpr (kChains == 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] += odd[0][i];
+    }
+    const typename Base::Visible visible(begin + g_, kv_len, splits);
+    const float k_near = SmallFactor(ring.Scale(0, g_)), k_far = SmallFactor(ring.Scale(0, g_ + 8));
+    // Scales of slots that nothing was written to may be anything.
+    const float v_near = visible.first ? SmallFactor(ring.Scale(1, g_)) : 0.0f,
+                v_far = visible.second ? SmallFactor(ring.Scale(1, g_ + 8)) : 0.0f;
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s[t][h] *= k_near;
+        s[t][2 + h] *= k_far;
+        this->Weigh(t, h, s[t][h], s[t][2 + h], visible.first, visible.second);
+      }
+      this->KeepWeights(t, s[t][0] * v_near, s[t][1] * v_near, s[t][2] * v_far, s[t][3] * v_far);
+    }
+  }
+
+  __device__ __forceinline__ void Add(uint32_t v_tile) {
+    // Tokens 2 c, 2 c + 1 and the same of the last 8: the lane's dims of each.
+    uint32_t rows[4][kLaneWords];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = 2 * c_ + i % 2 + i / 2 * 8;
+      if constexpr (kHeadDim == 128) {
+        const uint4 x = LoadShared16(v_tile + Tiles::Place(token, g_));
+        rows[i][0] = x.x, rows[i][1] = x.y, rows[i][2] = x.z, rows[i][3] = x.w;
+      } else {
+        const uint2 x = LoadShared8(v_tile + Tiles::Place(token, g_ / 2) + g_ % 2 * 8);
+        rows[i][0] = x.x, rows[i][1] = x.y;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const int w = k / 2;
+      // Two dims of a word, each of two tokens.
+      const uint32_t low = k % 2 == 0 ? 0x4000 : 0x6020, high = k % 2 == 0 ? 0x5010 : 0x7030;
+      const uint32_t a[4] = {SmallBf16Pair(__byte_perm(rows[0][w], rows[1][w], low)),
+                             SmallBf16Pair(__byte_perm(rows[0][w], rows[1][w], high)),
+                             SmallBf16Pair(__byte_perm(rows[2][w], rows[3][w], low)),
+                             SmallBf16Pair(__byte_perm(rows[2][w], rows[3][w], high))};
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) Mma16816(o_[t][k], a, weights_[t][0], weights_[t][1]);
+    }
+  }
+
+  __device__ __forceinline__ void Store(float2* max_sum, float* merge) const {
+    Base::Store(max_sum, merge, [this](int k, int i) { return kHeadDim / 8 * g_ + 2 * k + i; });
+  }
 };
 
 }  // namespace spl::kernels::cuda::decode_attention

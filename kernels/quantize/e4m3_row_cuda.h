@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/e4m3.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/cuda/cuda_types.h"
 #include "kernels/gemm/fp8_gemm_device.h"
 #include "kernels/quantize/quantize_rows_cuda.h"
@@ -39,13 +40,6 @@ __device__ __forceinline__ float BlockMax(float x, float* scratch) {
   if (lane == 0) scratch[warp] = x;
   __syncthreads();
   return WarpMax(lane < static_cast<int>(blockDim.x + 31) / 32 ? scratch[lane] : 0.0f);
-}
-
-// Codes of two values, the first in the lower byte.
-__device__ __forceinline__ uint32_t E4M3Pair(float first, float second) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
-  return pair;
 }
 
 __device__ __forceinline__ float MaxOf(float4 x) {

@@ -1,11 +1,16 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/rope/rope_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kMaxDim = 256;
+constexpr int kMaxPairs = kMaxDim / 64;  // of a lane, which has elements c and c + head_dim / 2 of each
+
+struct E4M3 {};  // codes, and a scale for each row
 
 struct Params {
   const float* cos;
@@ -15,6 +20,52 @@ struct Params {
   int32_t num_qo_heads, num_kv_heads, head_dim;
   RopeBatch batch;
   QkNorm norm;
+};
+
+// A row of K or V that is written as it comes, pair by pair.
+template <typename Kv>
+struct PageRow {
+  Kv* values;
+
+  __device__ __forceinline__ PageRow(std::byte* half_page, int slot, int d)
+      : values(reinterpret_cast<Kv*>(half_page) + slot * d) {}
+  // Pair i of this lane: elements c and c + half.
+  __device__ __forceinline__ void Set(int, int c, int half, float low, float high) {
+    values[c] = FromF<Kv>(low);
+    values[c + half] = FromF<Kv>(high);
+  }
+  __device__ __forceinline__ void Finish(int) {}
+};
+// A row of codes, whose scale depends on all of it.
+template <>
+struct PageRow<E4M3> {
+  uint8_t *codes, *scale;
+  float low[kMaxPairs] = {}, high[kMaxPairs] = {};
+
+  __device__ __forceinline__ PageRow(std::byte* half_page, int slot, int d)
+      : codes(reinterpret_cast<uint8_t*>(half_page) + slot * d),
+        scale(reinterpret_cast<uint8_t*>(half_page) + kPageTokens * d + slot) {}
+  __device__ __forceinline__ void Set(int i, int, int, float x, float y) {
+    low[i] = x;
+    high[i] = y;
+  }
+  __device__ __forceinline__ void Finish(int half) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxPairs; ++i) largest = max(largest, max(Magnitude(low[i]), Magnitude(high[i])));
+    const uint32_t row_scale = RowScaleOfBits(WarpLargest(largest));
+    const float inverse = InverseRowScaleOf(row_scale);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kMaxPairs; ++i) {
+      const int c = lane + 32 * i;
+      if (c >= half) break;
+      const uint32_t pair = E4M3Pair(low[i] * inverse, high[i] * inverse);
+      codes[c] = static_cast<uint8_t>(pair);
+      codes[c + half] = static_cast<uint8_t>(pair >> 8);
+    }
+    if (lane == 0) *scale = static_cast<uint8_t>(row_scale);
+  }
 };
 
 // One warp for one head of one row: q heads are rotated in place, k heads rotated into their page, v heads copied. What
@@ -29,7 +80,7 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
   if (head >= heads) return;
   const int position = p.batch.positions[row];
   T* x = qkv + (static_cast<int64_t>(row) * heads + head) * d;
-  Kv* to = nullptr;
+  std::byte* to = nullptr;  // half a page
   bool is_v = false, no_page = false;
   if (head >= p.num_qo_heads) {
     is_v = head >= p.num_qo_heads + p.num_kv_heads;
@@ -37,8 +88,7 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
     const int32_t page = p.batch.page_tables[p.batch.table_offset[p.batch.row_sequence[row]] +
                                              kv_head * p.batch.head_stride + position / kPageTokens];
     no_page = page < 0;
-    to = reinterpret_cast<Kv*>(p.pool + (2 * static_cast<int64_t>(page) + (is_v ? 1 : 0)) * p.half_bytes) +
-         position % kPageTokens * d;
+    to = p.pool + (2 * static_cast<int64_t>(page) + (is_v ? 1 : 0)) * p.half_bytes;
   }
   const float* cos = p.cos + static_cast<int64_t>(position) * half;
   const float* sin = p.sin + static_cast<int64_t>(position) * half;
@@ -46,8 +96,14 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
   const float first_cos = cos[first], first_sin = sin[first];
   WaitForPrevious();
   if (no_page) return;
+  PageRow<Kv> written(to, position % kPageTokens, d);
   if (is_v) {
-    for (int c = lane; c < d; c += 32) to[c] = FromF<Kv>(ToF(x[c]));
+#pragma unroll
+    for (int i = 0; i < kMaxPairs; ++i) {
+      const int c = lane + 32 * i;
+      if (c < half) written.Set(i, c, half, ToF(x[c]), ToF(x[c + half]));
+    }
+    written.Finish(half);
     return;
   }
   float scale = 1;
@@ -57,17 +113,19 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
     for (int c = lane; c < d; c += 32) sum += ToF(x[c]) * ToF(x[c]);
     scale = rsqrtf(WarpSum(sum) / static_cast<float>(d) + p.norm.eps);
   }
-  for (int c = lane; c < half; c += 32) {
+#pragma unroll
+  for (int i = 0; i < kMaxPairs; ++i) {
+    const int c = lane + 32 * i;
+    if (c >= half) break;
     float a = ToF(x[c]), b = ToF(x[c + half]);
     if (weight != nullptr) {
       a *= scale * weight[c];
       b *= scale * weight[c + half];
     }
-    const float cos_c = c == lane ? first_cos : cos[c], sin_c = c == lane ? first_sin : sin[c];
+    const float cos_c = i == 0 ? first_cos : cos[c], sin_c = i == 0 ? first_sin : sin[c];
     const float low = a * cos_c - b * sin_c, high = b * cos_c + a * sin_c;
     if (to != nullptr) {
-      to[c] = FromF<Kv>(low);
-      to[c + half] = FromF<Kv>(high);
+      written.Set(i, c, half, low, high);
     } else if (q_out != nullptr) {
       Q* q = q_out + (static_cast<int64_t>(row) * p.num_qo_heads + head) * d;
       q[c] = FromF<Q>(low);
@@ -77,6 +135,7 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
       x[c + half] = FromF<T>(high);
     }
   }
+  if (to != nullptr) written.Finish(half);
 }
 
 template <typename T, typename Q, typename Kv>
@@ -94,6 +153,7 @@ template <typename T, typename Q>
 cudaError_t LaunchForPool(const RopeWriteKvArgs& a, const RopeBatch& batch, cudaStream_t stream) {
   if (a.pool.dtype == DType::kF32) return Launch<T, Q, float>(a, batch, stream);
   if (a.pool.dtype == DType::kBF16) return Launch<T, Q, __nv_bfloat16>(a, batch, stream);
+  if (a.pool.dtype == DType::kE4M3) return Launch<T, Q, E4M3>(a, batch, stream);
   return cudaErrorNotSupported;
 }
 

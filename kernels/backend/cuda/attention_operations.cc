@@ -8,6 +8,7 @@
 #include "kernels/attention/listed_keys_cuda.h"
 #include "kernels/backend/cuda/cuda_backend.h"
 #include "kernels/backend/cuda/staged_batch.h"
+#include "kernels/backend/cuda/wide_batch.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace spl::kernels::cuda {
@@ -22,6 +23,8 @@ absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, Pr
     return absl::InvalidArgumentError(absl::StrCat("cuda: lists of rows [", sequence.row_begin, ", ", sequence.row_end,
                                                    ") of a staged pass of ", b.num_rows));
   const auto last_rows = a.last_rows > 0 ? std::min(a.last_rows, b.num_rows) : b.num_rows;
+  const PagedBatch in_pages = args.batch;
+  const KvPoolView& pool = in_pages.pool;
   args.rules = {};
   for (const ListedHeads& group : GroupByList(sequence.heads)) {
     const auto rows = ListRows(group.list, sequence.positions);
@@ -47,9 +50,9 @@ absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, Pr
     if (!staged.ok()) return staged.status();
     const auto total_pages = heads.count * num_pages;
     auto pages =
-        session.Scratch(CudaSession::Use::kListedPages, static_cast<size_t>(total_pages) * a.pool.page_bytes());
+        session.Scratch(CudaSession::Use::kListedPages, static_cast<size_t>(total_pages) * pool.page_bytes());
     if (!pages.ok()) return pages.status();
-    const GatherListedArgs gather{.batch = Batch(b, a.pool, a.layer),
+    const GatherListedArgs gather{.batch = in_pages,
                                   .heads = heads,
                                   .list = reinterpret_cast<const int32_t*>((*staged)[0]),
                                   .count = kv_len,
@@ -73,7 +76,7 @@ absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, Pr
                   .table_offset = reinterpret_cast<const int64_t*>((*staged)[4]),
                   .head_stride = num_pages,
                   .kv_len = reinterpret_cast<const int32_t*>((*staged)[3]),
-                  .pool = {static_cast<std::byte*>(*pages), a.pool.dtype, a.pool.head_dim, total_pages},
+                  .pool = {static_cast<std::byte*>(*pages), pool.dtype, pool.head_dim, total_pages},
                   .num_sequences = 1};
     if (absl::Status s = ToStatus(cuda::PrefillAttention(args, session.stream()), "PrefillAttention"); !s.ok())
       return s;
@@ -163,8 +166,11 @@ absl::Status CudaBackend::PrefillAttention(const KernelContext& ctx, const Prefi
   }
   if (args.skip_heads != 0 && a.sequences.size() != 1)
     return absl::UnimplementedError("cuda: lists of tokens in a pass of several sequences");
+  auto batch = InBf16(session, args.batch, a.shape.num_kv_heads, args.rules, a.sequences);
+  if (!batch.ok()) return batch.status();
+  args.batch = *batch;
   if (a.sequences.size() == 1) {
-    if (absl::Status s = TakeLines(a.sequences.front(), a.pool, args); !s.ok()) return s;
+    if (absl::Status s = TakeLines(a.sequences.front(), args.batch.pool, args); !s.ok()) return s;
   }
   auto workspace = session.Scratch(CudaSession::Use::kPrefillAttention, PrefillWorkspaceBytes());
   if (!workspace.ok()) return workspace.status();

@@ -83,6 +83,9 @@ class CudaSession final : public Session {
     kListedPages,   // K and V of listed positions
     kFuseRows,
     kSampleTokens,
+    kWideSequences,  // what WidenPages reads
+    kWideTables,
+    kWidePages,  // pages of kE4M3 in bf16
     kNumUses
   };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/backend/cuda/cuda_backend.h"
 #include "kernels/backend/cuda/staged_batch.h"
+#include "kernels/backend/cuda/wide_batch.h"
 #include "kernels/cuda/cuda_device_info.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/selection/candidates_cuda.h"
@@ -89,8 +90,17 @@ absl::Status CudaBackend::ColumnScores(const KernelContext& ctx, const ColumnSco
   auto scratch = session.Scratch(CudaSession::Use::kColumnScores, scratch_bytes);
   if (!scratch.ok()) return scratch.status();
   tables.scratch = *scratch;
-  return ToStatus(cuda::ColumnScores(a, Batch(b, a.pool, a.layer), b.positions, tables, session.stream()),
-                  "ColumnScores");
+  ColumnScoresArgs args = a;
+  PagedBatch batch = Batch(b, a.pool, a.layer);
+  if (a.pool.dtype == DType::kE4M3) {
+    auto wide = InBf16(session, Batch(b, a.pool, a.layer, a.sequence, 1), a.shape.num_kv_heads, tables.rules,
+                       std::span(&a.rows, 1), a.columns.back().end);
+    if (!wide.ok()) return wide.status();
+    batch = *wide;
+    args.pool = batch.pool;
+    args.sequence = 0;
+  }
+  return ToStatus(cuda::ColumnScores(args, batch, b.positions, tables, session.stream()), "ColumnScores");
 }
 
 absl::Status CudaBackend::PoolScores(const KernelContext& ctx, const PoolScoresArgs& a) const {
@@ -214,11 +224,14 @@ absl::Status CudaBackend::SelectLines(const KernelContext& ctx, const SelectLine
   if (a.shape.num_kv_heads > kMaxKvHeads)
     return absl::UnimplementedError(absl::StrCat("cuda: ", a.shape.num_kv_heads, " KV heads, at most ", kMaxKvHeads));
   CudaSession& session = CudaSession::Of(ctx);
+  auto batch = InBf16(session, Batch(session.batch(), a.pool, a.layer, a.sequence, 1), a.shape.num_kv_heads, {},
+                      std::span(&a.rows, 1));
+  if (!batch.ok()) return batch.status();
   LineJob job{.plan = a.plan,
               .scratch = PlaceLineScratch(a.plan.scratch, a.plan.sizes),
               .options = a.options,
-              .batch = Batch(session.batch(), a.pool, a.layer),
-              .sequence = a.sequence,
+              .batch = *batch,
+              .sequence = 0,
               .q_dtype = a.q.dtype,
               .q = static_cast<const std::byte*>(a.q.data) +
                    a.rows.row_begin * a.q_row_stride * static_cast<int64_t>(DTypeBytes(a.q.dtype)),

@@ -1,10 +1,22 @@
 #include "kernels/cuda/cuda_types.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/cacheblend/value_deviation_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+
+// Element c of row `slot` of half a page.
+template <typename Kv>
+__device__ __forceinline__ float ElementOf(const std::byte* half, int slot, int c, int d) {
+  return ToF(reinterpret_cast<const Kv*>(half)[slot * d + c]);
+}
+template <>
+__device__ __forceinline__ float ElementOf<uint8_t>(const std::byte* half, int slot, int c, int d) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(half);
+  return E4M3Float(codes[slot * d + c]) * RowScaleFloat(codes[kPageTokens * d + slot]);
+}
 
 template <typename Kv>
 __global__ void __launch_bounds__(kThreads)
@@ -18,9 +30,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < num_kv_heads * head_dim; i += kThreads) {
     const int64_t page = table[i / head_dim * batch.head_stride];
     if (page < 0) continue;
-    const Kv* cached =
-        reinterpret_cast<const Kv*>(pool + (2 * page + 1) * half_bytes) + position % kPageTokens * head_dim;
-    const float d = v[i] - ToF(cached[i % head_dim]);
+    const float d =
+        v[i] - ElementOf<Kv>(pool + (2 * page + 1) * half_bytes, position % kPageTokens, i % head_dim, head_dim);
     sum += d * d;
   }
   sum = BlockSum(sum, scratch);
@@ -43,6 +54,7 @@ cudaError_t ValueDeviation(const ValueDeviationArgs& a, const RopeBatch& batch, 
   if (a.rows.row_end == a.rows.row_begin) return cudaSuccess;
   if (a.qkv.dtype != DType::kF32) return cudaErrorNotSupported;
   if (a.pool.dtype == DType::kF32) return Launch<float>(a, batch, stream);
+  if (a.pool.dtype == DType::kE4M3) return Launch<uint8_t>(a, batch, stream);
   return Launch<__nv_bfloat16>(a, batch, stream);
 }
 

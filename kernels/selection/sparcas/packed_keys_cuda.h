@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 
 namespace spl::kernels::cuda::packed_keys {
@@ -242,16 +243,35 @@ class Products {
   float scale_;
 };
 
-// Packs one tile, whose 64 keys are at `keys`, [64, head_dim] bf16; a warp. Lane i has the dimension of slot i.
-__device__ __forceinline__ void PackTile(const unsigned short* keys, int head_dim, int dim, std::byte* tile) {
+// Elements `dim` of two neighbouring keys of a tile, in bf16. keys: [64, head_dim] bf16, or codes and then their
+// scales.
+struct WideKeys {
+  const unsigned short* keys;
+  int head_dim;
+  __device__ __forceinline__ uint32_t Pair(int row, int dim) const {
+    const uint32_t low = keys[row * head_dim + dim], high = keys[(row + 1) * head_dim + dim];
+    return low | high << 16;
+  }
+};
+struct CodeKeys {
+  const uint8_t* keys;
+  int head_dim;
+  __device__ __forceinline__ uint32_t Pair(int row, int dim) const {
+    const uint32_t low = keys[row * head_dim + dim], high = keys[(row + 1) * head_dim + dim];
+    const uint8_t* scales = keys + kTile * head_dim + row;
+    const __nv_bfloat162 factor{RowFactor(scales[0]).x, RowFactor(scales[1]).x};
+    return TimesRowFactor(SmallBf16Pair(low << 8 | high << 24), factor);
+  }
+};
+
+// Packs one tile; a warp. Lane i has the dimension of slot i.
+template <typename Keys>
+__device__ __forceinline__ void PackTile(const Keys& keys, int dim, std::byte* tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t pairs[kTile / 2];
   float largest = 0;
 #pragma unroll
-  for (int r = 0; r < kTile / 2; ++r) {
-    const uint32_t low = keys[(2 * r) * head_dim + dim], high = keys[(2 * r + 1) * head_dim + dim];
-    pairs[r] = low | high << 16;
-  }
+  for (int r = 0; r < kTile / 2; ++r) pairs[r] = keys.Pair(2 * r, dim);
 #pragma unroll
   for (int r = 0; r < kTile / 2; ++r) largest = fmaxf(largest, fmaxf(fabsf(LowOf(pairs[r])), fabsf(HighOf(pairs[r]))));
   const uint32_t scale_bits = PackBf16(__fdiv_rn(largest, 7.0f), 0.0f) & 0xffffu;

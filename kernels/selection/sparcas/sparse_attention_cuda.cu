@@ -21,7 +21,7 @@ constexpr int64_t kMostSmem = 226 << 10;               // bytes of a block of sm
 constexpr int kThreads = 512, kWarps = kThreads / 32;  // of 128 registers: one block a multiprocessor
 constexpr int HeadRows(bool wide) { return wide ? 8 : 4; }
 
-template <int kBlocks, bool kWide, int kDim>
+template <int kBlocks, bool kWide, typename Pages>
 __global__ void __launch_bounds__(kThreads, 1) SparseAttentionKernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char raw[];
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1) SparseAttentionKernel(const __gri
     WaitForPrevious();
     return;
   }
-  StreamStep<kBlocks, kThreads, kWide, kDim>(p, sequence, head, rank, raw).Run();
+  StreamStep<kBlocks, kThreads, kWide, Pages>(p, sequence, head, rank, raw).Run();
 #endif
 }
 
@@ -63,13 +63,13 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
   return l;
 }
 
-template <int kBlocks, bool kWide, int kDim>
+template <int kBlocks, bool kWide, typename Pages>
 cudaError_t Launch(Params p, const SparseArgs& a, cudaStream_t stream) {
-  const Layout l = LayoutOf<kBlocks, kWide, kDim>(a.max_kv_len, a.lists.stride);
+  const Layout l = LayoutOf<kBlocks, kWide, Pages::kDim>(a.max_kv_len, a.lists.stride);
   p.block_tiles = l.block_tiles;
   p.block_entries = l.block_entries;
   p.stages = l.stages;
-  const auto kernel = SparseAttentionKernel<kBlocks, kWide, kDim>;
+  const auto kernel = SparseAttentionKernel<kBlocks, kWide, Pages>;
   const cudaError_t e =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem_bytes));
   if (e != cudaSuccess) return e;
@@ -77,12 +77,18 @@ cudaError_t Launch(Params p, const SparseArgs& a, cudaStream_t stream) {
   return LaunchClusters(a.early, kBlocks, kernel, grid, kThreads, l.smem_bytes, stream, p);
 }
 
-template <int kBlocks>
+template <int kBlocks, template <int> typename Pages>
 cudaError_t LaunchShape(const Params& p, const SparseArgs& a, cudaStream_t stream) {
   const bool wide = p.group > 4;
   if (a.heads.head_dim == 64)
-    return wide ? Launch<kBlocks, true, 64>(p, a, stream) : Launch<kBlocks, false, 64>(p, a, stream);
-  return wide ? Launch<kBlocks, true, 128>(p, a, stream) : Launch<kBlocks, false, 128>(p, a, stream);
+    return wide ? Launch<kBlocks, true, Pages<64>>(p, a, stream) : Launch<kBlocks, false, Pages<64>>(p, a, stream);
+  return wide ? Launch<kBlocks, true, Pages<128>>(p, a, stream) : Launch<kBlocks, false, Pages<128>>(p, a, stream);
+}
+
+template <template <int> typename Pages>
+cudaError_t LaunchCluster(int cluster, const Params& p, const SparseArgs& a, cudaStream_t stream) {
+  if (cluster == 8) return LaunchShape<8, Pages>(p, a, stream);
+  return cluster == 4 ? LaunchShape<4, Pages>(p, a, stream) : LaunchShape<2, Pages>(p, a, stream);
 }
 
 // Whether the keys, rows and results of a block fit into its shared memory.
@@ -105,7 +111,7 @@ int AutoCluster(const SparseArgs& a, int num_sms) {
 }  // namespace
 
 bool ServesSparseAttention(int capability, const AttentionHeads& heads, DType dtype, DType pool, int64_t max_kv_len) {
-  return capability == 90 && dtype == DType::kBF16 && pool == DType::kBF16 &&
+  return capability == 90 && dtype == DType::kBF16 && (pool == DType::kBF16 || pool == DType::kE4M3) &&
          (heads.head_dim == 64 || heads.head_dim == 128) &&
          heads.num_qo_heads / heads.num_kv_heads <= kMaxSparseGroup &&
          static_cast<int64_t>(LayoutOf<8, true, 128>(max_kv_len, kSelectBudgetMax).smem_bytes) <= kMostSmem;
@@ -137,8 +143,8 @@ cudaError_t SparseAttention(const SparseArgs& a, cudaStream_t stream, int cluste
   p.scale = a.heads.sm_scale * kLog2e;
   p.early = a.early;
   if (cluster == 0) cluster = AutoCluster(a, num_sms);
-  if (cluster == 8) return LaunchShape<8>(p, a, stream);
-  return cluster == 4 ? LaunchShape<4>(p, a, stream) : LaunchShape<2>(p, a, stream);
+  return a.batch.pool.dtype == DType::kE4M3 ? LaunchCluster<listed_rows::CodePages>(cluster, p, a, stream)
+                                            : LaunchCluster<listed_rows::WidePages>(cluster, p, a, stream);
 }
 
 }  // namespace spl::kernels::cuda

@@ -1,6 +1,8 @@
 // Arguments, shared memory and packing of sparse_attention_cuda.cu: what a block of a stream's cluster begins with.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
 #include "kernels/selection/sparcas/listed_rows_cuda.h"
@@ -52,9 +54,10 @@ struct alignas(16) Smem {
   alignas(16) listed_rows::TheirResults<kBlocks, kHeads, kDim> theirs;
 };
 
-template <int kDim>
+// Pages: listed_rows::WidePages or CodePages.
+template <typename Pages>
 __device__ __forceinline__ std::byte* PackedTile(const Params& p, const int32_t* pages, int32_t tile) {
-  constexpr int64_t kPageBytes = int64_t{4} * kPageTokens * kDim;
+  constexpr int64_t kPageBytes = 2 * Pages::kHalfBytes;
   constexpr uint32_t kTilesPerPage = PackedKeys{kPageBytes}.tiles_per_page();
   const uint32_t page = static_cast<uint32_t>(tile) / kTilesPerPage;
   return p.batch.pool.base + pages[page] * kPageBytes + (tile - page * kTilesPerPage) * kPackedTileBytes;
@@ -73,7 +76,7 @@ struct PackStep {
 
 // Sets s.dims. Called by all threads. Kept apart from the code of every step, so that it does not cost that code
 // registers.
-template <int kThreads, int kDim, typename SmemT>
+template <int kThreads, typename Pages, typename SmemT>
 __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) {
   if (x.refresh) {
     select_tokens::ChooseDims<kThreads>(s, p, x.q, x.dims_before, true);
@@ -83,10 +86,13 @@ __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) 
     __syncthreads();
   }
   const int dim = s.dims[threadIdx.x % 32];
-  for (int32_t tile = x.from + static_cast<int32_t>(threadIdx.x) / 32; tile < x.to; tile += kThreads / 32)
-    packed_keys::PackTile(
-        reinterpret_cast<const unsigned short*>(p.batch.pool.base) + int64_t{x.table[tile]} * (2 * kTile * kDim), kDim,
-        dim, PackedTile<kDim>(p, x.pages, tile));
+  using Keys = std::conditional_t<Pages::kRowBytes == Pages::kDim, packed_keys::CodeKeys, packed_keys::WideKeys>;
+  using Element = std::remove_pointer_t<decltype(Keys::keys)>;
+  for (int32_t tile = x.from + static_cast<int32_t>(threadIdx.x) / 32; tile < x.to; tile += kThreads / 32) {
+    const std::byte* half = p.batch.pool.base + int64_t{x.table[tile]} * 2 * Pages::kHalfBytes;
+    packed_keys::PackTile(Keys{reinterpret_cast<Element*>(half), Pages::kDim}, dim,
+                          PackedTile<Pages>(p, x.pages, tile));
+  }
   asm volatile("fence.proxy.async.global;" ::: "memory");  // the ring reads them
   __syncthreads();
 }

@@ -12,10 +12,11 @@ struct RunningSum {
   float base = kLowest, sum = 0;
 };
 
-// A stream's step, as a block of its cluster sees it.
-template <int kBlocks, int kThreads, bool kWide, int kDim>
+// A stream's step, as a block of its cluster sees it. Pages: as in PackedTile.
+template <int kBlocks, int kThreads, bool kWide, typename Pages>
 class StreamStep {
  public:
+  static constexpr int kDim = Pages::kDim;
   using C = Cluster<kBlocks>;
   using Choice = TokenChoice<kBlocks, kThreads>;
   static constexpr int kHeads = kWide ? 8 : 4, kWarps = kThreads / 32;
@@ -92,7 +93,7 @@ class StreamStep {
   __device__ __forceinline__ void LoadFirst() {
     Cursor at(part_, warp_);
     for (int i = 0; i < ring_.stages() && at.valid(); ++i, at.Advance())
-      ring_.Load(PackedTile<kDim>(p_, pages_, at.tile));
+      ring_.Load(PackedTile<Pages>(p_, pages_, at.tile));
   }
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
   // kernel done, and all blocks of the cluster running.
@@ -115,7 +116,7 @@ class StreamStep {
     WaitForPrevious();
     if (packs) {
       int32_t* after = rank_ == 0 ? tables + (1 - parity) * kPackedDims : nullptr;
-      Pack<kThreads, kDim>(
+      Pack<kThreads, Pages>(
           p_, s_,
           {reinterpret_cast<const __nv_bfloat16*>(q_), table_, pages_, dims, after, refresh, from, part_.end_tile});
       if (scored) LoadFirst();
@@ -137,7 +138,7 @@ class StreamStep {
       products_.Multiply(ring_.Take(), x, units);
       if (next.valid()) {
         __syncwarp();  // all lanes have read the stage
-        ring_.Load(PackedTile<kDim>(p_, pages_, next.tile));
+        ring_.Load(PackedTile<Pages>(p_, pages_, next.tile));
         next.Advance();
       }
       const int32_t left = choosable_ - at.tile * kTile;
@@ -232,7 +233,7 @@ class StreamStep {
       products_.Multiply(ring_.TakeBack(), x, units);
       if (next.valid()) {
         __syncwarp();
-        ring_.LoadBack(PackedTile<kDim>(p_, pages_, next.tile));
+        ring_.LoadBack(PackedTile<Pages>(p_, pages_, next.tile));
         next.Retreat();
       }
       float sums[Products::kParts][2];  // over this lane's heads
@@ -287,14 +288,15 @@ class StreamStep {
     const std::byte* pool = p_.batch.pool.base;
     // All rows are asked for at once: registers would hold a few of them.
     for (int32_t i = threadIdx.x; i < here; i += kThreads) {
-      const std::byte* row = pool + int64_t{rows_[i]} * (2 * kDim);
+      const int32_t page = rows_[i] / (2 * kTile), slot = rows_[i] % (2 * kTile);
+      const std::byte* row = pool + int64_t{page} * 2 * Pages::kHalfBytes + slot * Pages::kRowBytes;
 #pragma unroll
-      for (int line = 0; line < 2 * kDim / 128; ++line) {
+      for (int line = 0; line < (Pages::kRowBytes + 127) / 128; ++line) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + kTile * 2 * kDim));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + Pages::kHalfBytes));
       }
     }
-    listed_rows::PartSoftmax<kDim> softmax(p_.scale);
+    typename Pages::Softmax softmax(p_.scale);
     softmax.TakeQueries(reinterpret_cast<const __nv_bfloat16*>(q_), p_.group);
 #pragma unroll 1
     for (int part = warp_; part < kOwn; part += kWarps) {

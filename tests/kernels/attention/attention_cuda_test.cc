@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/widen_pages_cuda.h"
+#include "kernels/common/e4m3_rows.h"
 #include "kernels/common/tolerance.h"
 #include "tests/kernels/support/cuda_test_util.h"
 
@@ -30,9 +32,11 @@ struct SequenceSpec {
   std::vector<int32_t> positions;  // prefill rows; decode ignores them
 };
 
+DType test_pages = DType::kBF16;  // type of the pages of a Spec that names none
+
 struct Spec {
   AttentionHeads heads;
-  DType kv_dtype = DType::kBF16;
+  DType kv_dtype = test_pages;
   DType dtype = DType::kBF16;
   HeadRules rules;
   std::vector<SequenceSpec> sequences;
@@ -103,8 +107,20 @@ class Problem {
                  spec_.dtype);
   }
   float Kv(int which, int sequence, int32_t position, int head, int c) const {
+    if (spec_.kv_dtype == DType::kE4M3)
+      return kE4M3Values[Code(which, sequence, position, head, c)] *
+             RowScaleValue(Scale(which, sequence, position, head));
     return Round(Element(spec_.data_seed + which, spec_.ids[sequence] * 100000007ull + position, head * 1000ull + c),
                  spec_.kv_dtype);
+  }
+  // Codes of e4m3: any but NaN. Scales make the largest of them 0.11 to 0.88, or tiny.
+  uint8_t Code(int which, int sequence, int32_t position, int head, int c) const {
+    const float x = Element(spec_.data_seed + which, spec_.ids[sequence] * 100000007ull + position, head * 1000ull + c);
+    return static_cast<uint8_t>((x < 0 ? 0x80 : 0) | std::min(static_cast<int>(std::fabs(x) * 0x7f), 0x7e));
+  }
+  uint8_t Scale(int which, int sequence, int32_t position, int head) const {
+    const float x = Element(spec_.data_seed + which + 50, spec_.ids[sequence] * 100000007ull + position, head);
+    return x > 0.95f ? kMinRowScale : static_cast<uint8_t>(118 - static_cast<int>(4 * std::fabs(x)));
   }
 
   struct Result {
@@ -141,9 +157,21 @@ class Problem {
                      q_stride_, out.get(),   lse.get(), workspace.get()};
         CHECK_CUDA(DecodeAttention(a, nullptr, variant));
       } else {
-        PrefillArgs a{h,          spec_.rules, batch,           row_begin_device_->get(), positions_device_->get(),
-                      num_rows(), max_kv_len,  spec_.dtype,     q_device_->get(),         q_stride_,
-                      out.get(),  lse.get(),   workspace.get(), spec_.last_rows};
+        const PagedBatch seen = spec_.kv_dtype == DType::kE4M3 ? Widened(batch) : batch;
+        PrefillArgs a{h,
+                      spec_.rules,
+                      seen,
+                      row_begin_device_->get(),
+                      positions_device_->get(),
+                      num_rows(),
+                      max_kv_len,
+                      spec_.dtype,
+                      q_device_->get(),
+                      q_stride_,
+                      out.get(),
+                      lse.get(),
+                      workspace.get(),
+                      spec_.last_rows};
         CHECK_CUDA(PrefillAttention(a, nullptr, variant));
       }
     }
@@ -279,6 +307,36 @@ class Problem {
  private:
   static constexpr int kTableSlack = 5;  // entries in front of the first table: offsets must be honoured
 
+  // Pages of codes in bf16, as prefill reads them.
+  PagedBatch Widened(const PagedBatch& batch) {
+    std::vector<WidenSequence> sequences;
+    WidenArgs a{.batch = batch, .num_kv_heads = spec_.heads.num_kv_heads, .rules = spec_.rules};
+    for (const SequenceSpec& s : spec_.sequences) {
+      const int32_t pages = s.positions.empty() ? 0 : s.positions.back() / kPageTokens + 1;
+      sequences.push_back({a.total_pages, pages, s.positions.empty() ? 0 : s.positions.front()});
+      a.total_pages += int64_t{a.num_kv_heads} * pages;
+      a.table_stride = std::max(a.table_stride, pages);
+    }
+    const size_t tables = sequences.size() * static_cast<size_t>(a.num_kv_heads) * static_cast<size_t>(a.table_stride);
+    wide_sequences_ = std::make_unique<DeviceBuffer<WidenSequence>>(sequences);
+    wide_offsets_ = std::make_unique<DeviceBuffer<int64_t>>(sequences.size());
+    wide_tables_ = std::make_unique<DeviceBuffer<int32_t>>(tables);
+    wide_pages_ = std::make_unique<DeviceBuffer<std::byte>>(static_cast<size_t>(a.total_pages) *
+                                                            KvPageBytes(DType::kBF16, spec_.heads.head_dim));
+    wide_pages_->Fill(0xff);
+    a.sequences = wide_sequences_->get();
+    a.table_offset = wide_offsets_->get();
+    a.tables = wide_tables_->get();
+    a.pages = wide_pages_->get();
+    CHECK_CUDA(WidenPages(a, nullptr));
+    PagedBatch wide = batch;
+    wide.page_tables = a.tables;
+    wide.table_offset = a.table_offset;
+    wide.head_stride = a.table_stride;
+    wide.pool = {wide_pages_->get(), DType::kBF16, spec_.heads.head_dim, static_cast<int32_t>(a.total_pages)};
+    return wide;
+  }
+
   void BuildPages() {
     const AttentionHeads& h = spec_.heads;
     std::mt19937 rng(spec_.layout_seed);
@@ -320,7 +378,8 @@ class Problem {
     std::iota(physical.begin(), physical.end(), 0);
     std::shuffle(physical.begin(), physical.end(), rng);
     const size_t half = static_cast<size_t>(kPageTokens) * h.head_dim;
-    pool_.assign(num_pages_ * 2 * half * DTypeBytes(spec_.kv_dtype), std::byte{0xff});  // NaN in both types
+    pool_.assign(num_pages_ * KvPageBytes(spec_.kv_dtype, h.head_dim), std::byte{0xff});  // NaN in all types
+    const KvPoolView pool{pool_.data(), spec_.kv_dtype, h.head_dim, num_pages_};
     for (size_t i = 0; i < uses.size(); ++i) {
       const Use& u = uses[i];
       tables_[u.entry] = physical[i];
@@ -328,6 +387,13 @@ class Problem {
         const int32_t position = u.page * kPageTokens + slot;
         if (position >= kv_len_[u.sequence]) break;
         for (int which = 0; which < 2; ++which) {
+          if (spec_.kv_dtype == DType::kE4M3) {
+            std::byte* const to = which == 0 ? pool.k(physical[i]) : pool.v(physical[i]);
+            pool.scales(to)[slot] = Scale(1 + which, u.sequence, position, u.head);
+            for (int c = 0; c < h.head_dim; ++c)
+              to[slot * h.head_dim + c] = std::byte{Code(1 + which, u.sequence, position, u.head, c)};
+            continue;
+          }
           for (int c = 0; c < h.head_dim; ++c) {
             Put((physical[i] * 2 + which) * half + slot * h.head_dim + c,
                 Kv(1 + which, u.sequence, position, u.head, c));
@@ -387,6 +453,10 @@ class Problem {
   std::unique_ptr<DeviceBuffer<std::byte>> q_device_, pool_device_;
   std::unique_ptr<DeviceBuffer<int32_t>> tables_device_, kv_len_device_, row_begin_device_, positions_device_;
   std::unique_ptr<DeviceBuffer<int64_t>> offsets_device_;
+  std::unique_ptr<DeviceBuffer<WidenSequence>> wide_sequences_;
+  std::unique_ptr<DeviceBuffer<int64_t>> wide_offsets_;
+  std::unique_ptr<DeviceBuffer<int32_t>> wide_tables_;
+  std::unique_ptr<DeviceBuffer<std::byte>> wide_pages_;
 };
 
 void ExpectClose(const Problem::Result& a, const Problem::Result& b, DType dtype) {
@@ -433,9 +503,21 @@ std::string VariantName(Variant v) {
   return "Auto";
 }
 
-class CudaAttention : public ::testing::TestWithParam<Variant> {
+// A variant, and the type of the pages.
+struct Case {
+  Variant variant;
+  DType pages = DType::kBF16;
+  operator Variant() const { return variant; }  // NOLINT(google-explicit-constructor): a case runs its variant
+};
+std::string CaseName(const ::testing::TestParamInfo<Case>& i) {
+  return VariantName(i.param) + (i.param.pages == DType::kE4M3 ? "Fp8" : "");
+}
+
+class CudaAttention : public ::testing::TestWithParam<Case> {
  protected:
+  void TearDown() override { test_pages = DType::kBF16; }
   void SetUp() override {
+    test_pages = GetParam().pages;
     int count = 0, major = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
     CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
@@ -610,8 +692,10 @@ TEST_P(CudaPrefill, HeadCountsAndQueueOrder) {
   ExpectClose(r, p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill, ::testing::Values(Variant::kGeneric, Variant::kMma, Variant::kSm90),
-                         [](const auto& i) { return VariantName(i.param); });
+INSTANTIATE_TEST_SUITE_P(Variants, CudaPrefill,
+                         ::testing::Values(Case{Variant::kGeneric}, Case{Variant::kMma}, Case{Variant::kSm90},
+                                           Case{Variant::kMma, DType::kE4M3}, Case{Variant::kSm90, DType::kE4M3}),
+                         CaseName);
 
 TEST_P(CudaDecode, MatchesOracleOnLengths) {
   for (const int dim : {64, 128}) {
@@ -731,14 +815,16 @@ TEST_P(CudaDecode, AgreesWithGenericAtLongContext) {
   ExpectClose(p.Run(GetParam()), p.Run(Variant::kGeneric), DType::kBF16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode, ::testing::Values(Variant::kGeneric, Variant::kMma),
-                         [](const auto& i) { return VariantName(i.param); });
+INSTANTIATE_TEST_SUITE_P(Variants, CudaDecode,
+                         ::testing::Values(Case{Variant::kGeneric}, Case{Variant::kMma},
+                                           Case{Variant::kGeneric, DType::kE4M3}, Case{Variant::kMma, DType::kE4M3}),
+                         CaseName);
 
 class CudaGeneric : public CudaAttention {};
 
 TEST_P(CudaGeneric, ServesEveryTypeAndWidth) {
   for (const int dim : {8, 24, 72, 96, 192, 256}) {
-    for (const DType kv : {DType::kF32, DType::kBF16}) {
+    for (const DType kv : {DType::kF32, DType::kBF16, DType::kE4M3}) {
       for (const DType q : {DType::kF32, DType::kBF16}) {
         SCOPED_TRACE("dim " + std::to_string(dim));
         Spec s;
@@ -747,8 +833,10 @@ TEST_P(CudaGeneric, ServesEveryTypeAndWidth) {
         s.kv_dtype = kv;
         s.dtype = q;
         s.sequences = {{150, Range(0, 150)}, {70, Range(33, 70)}};
-        Problem prefill(s, false);
-        prefill.ExpectNearOracle(prefill.Run(Variant::kAuto));
+        if (kv != DType::kE4M3 || dim % 16 == 0) {
+          Problem prefill(s, false);
+          prefill.ExpectNearOracle(prefill.Run(Variant::kAuto));
+        }
         Problem decode(s, true);
         decode.ExpectNearOracle(decode.Run(Variant::kAuto));
       }
@@ -756,8 +844,7 @@ TEST_P(CudaGeneric, ServesEveryTypeAndWidth) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, CudaGeneric, ::testing::Values(Variant::kAuto),
-                         [](const auto& i) { return VariantName(i.param); });
+INSTANTIATE_TEST_SUITE_P(Variants, CudaGeneric, ::testing::Values(Case{Variant::kAuto}), CaseName);
 
 // Refusals are told before anything runs; no device memory is touched.
 TEST(CudaAttentionErrors, SaysWhatItDoesNotServe) {
