@@ -137,9 +137,9 @@ struct DecodeArgs {
 enum class Variant : uint8_t { kAuto, kGeneric, kMma, kSm90 };
 
 size_t PrefillWorkspaceBytes();
-// list_stride: DecodeArgs::lists.stride; 0 without lists.
+// list_stride: DecodeArgs::lists.stride; 0 without lists. pages: type of the pool.
 size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len,
-                            int64_t list_stride = 0);
+                            int64_t list_stride = 0, DType pages = DType::kBF16);
 
 cudaError_t PrefillAttention(const PrefillArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);
 cudaError_t DecodeAttention(const DecodeArgs& args, cudaStream_t stream, Variant variant = Variant::kAuto);

@@ -93,7 +93,8 @@ class Setup {
     }
     row_begin = Keep(Upload(row_begins));
     positions = Keep(Upload(position));
-    const size_t bytes = std::max(PrefillWorkspaceBytes(), DecodeWorkspaceBytes(heads, c.batch, c.kv_len));
+    const size_t bytes =
+        std::max(PrefillWorkspaceBytes(), DecodeWorkspaceBytes(heads, c.batch, c.kv_len, 0, pages_type));
     workspace = Keep(Alloc<std::byte>(bytes));
     CHECK_CUDA(cudaMemset(workspace, 0, bytes));
     CHECK_CUDA(cudaDeviceSynchronize());

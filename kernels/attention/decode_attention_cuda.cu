@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   if (selected)
     x.ReadList(p, int64_t{sequence} * p.num_kv_heads + head, slot_in_head,
                reinterpret_cast<int32_t*>(smem + kWarps * Ring::kBytes));
-  const ActiveSplits splits =
-      !selected ? ActiveSplits(band, x.kv_len) : ActiveSplits(Band{0, kFullWindow}, x.kv_len, x.list_split);
+  const ActiveSplits splits = !selected ? ActiveSplits(band, x.kv_len, SplitTokens(x.kv_len, kCodes))
+                                        : ActiveSplits(Band{0, kFullWindow}, x.kv_len, x.list_split);
   if (slot_in_head >= max(splits.count, 1)) return;
   if (splits.count == 0) {
     WaitForPrevious();
@@ -221,14 +221,14 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.plan_offset = a.plan_offset;
   p.lists = a.lists;
   p.list_split = a.list_split;
-  const bool lists = a.lists.tokens != nullptr;
+  const bool lists = a.lists.tokens != nullptr, codes = a.batch.pool.dtype == DType::kE4M3;
   constexpr int32_t kMaxTableEntries = 2048;  // 8 KiB
   const int32_t entries = (a.max_kv_len + kPageTokens - 1) / kPageTokens;
   if (lists && entries <= kMaxTableEntries) p.table_entries = entries;
   for (int h = 0; h < a.heads.num_kv_heads; ++h) {
     const bool selected = a.rules.head[h].rule == VisibilityRule::kSelected;
     const bool elsewhere = a.rules.head[h].rule == VisibilityRule::kElsewhere;
-    int32_t splits = selected || elsewhere ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len);
+    int32_t splits = selected || elsewhere ? 1 : MaxSplits(BandOf(a.rules.head[h]), a.max_kv_len, codes);
     if (selected || (lists && a.plans != nullptr))
       splits = std::max(splits, MaxListSplits(std::min<int64_t>(a.lists.stride, a.max_kv_len), a.list_split));
     p.slot_begin[h + 1] = p.slot_begin[h] + splits;
@@ -255,15 +255,15 @@ cudaError_t DecodeMma(const DecodeArgs& a, cudaStream_t stream) {
   p.split_max_sum = reinterpret_cast<float2*>(p.group_out + groups * group * (a.heads.head_dim / 4));
   p.group_max_sum = p.split_max_sum + slots * group;
 
-  const auto launch = a.batch.pool.dtype == DType::kE4M3 ? ChooseLaunch<true>(a.heads.head_dim, group)
-                                                         : ChooseLaunch<false>(a.heads.head_dim, group);
+  const auto launch =
+      codes ? ChooseLaunch<true>(a.heads.head_dim, group) : ChooseLaunch<false>(a.heads.head_dim, group);
   return launch(p, num_sms, smem_per_block, a.batch.num_sequences, stream);
 }
 
 // All heads kFull is the most that can be needed.
-size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len,
-                            int64_t list_stride) {
-  int32_t splits = MaxSplits(Band{0, kFullWindow}, max_kv_len);
+size_t DecodeWorkspaceBytes(const AttentionHeads& heads, int32_t num_sequences, int32_t max_kv_len, int64_t list_stride,
+                            DType pages) {
+  int32_t splits = MaxSplits(Band{0, kFullWindow}, max_kv_len, pages == DType::kE4M3);
   constexpr int32_t kShortestListSplit = kPageTokens;
   splits = std::max(splits, MaxListSplits(std::min<int64_t>(list_stride, max_kv_len), kShortestListSplit));
   const size_t parts = static_cast<size_t>(num_sequences) * heads.num_qo_heads * (splits + Groups(splits));

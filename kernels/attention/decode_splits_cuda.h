@@ -14,10 +14,12 @@ inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kGroupSplits = 32;
 inline constexpr size_t kCounters = size_t{1} << 18;  // at the start of every workspace, whatever the shape
 
-// Positions per split. A function of the sequence's own length, so that nothing else in the batch can change a sum's
-// order: short splits spread a short context over the device, long ones cost less per token.
-inline constexpr int kMidContext = 4096, kLongContext = 65536;
-__host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len) {
+// Positions per split. A function of the sequence's own length and of the type of its pages, so that nothing else in
+// the batch can change a sum's order: short splits spread a short context over the device, long ones cost less per
+// token. Codes take half the bytes and twice the instructions of bf16.
+inline constexpr int kShortContext = 2048, kMidContext = 4096, kCodeContext = 16384, kLongContext = 65536;
+__host__ __device__ constexpr int32_t SplitTokens(int32_t kv_len, bool codes) {
+  if (codes) return kv_len <= kShortContext ? 256 : kv_len <= kCodeContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
   return kv_len <= kMidContext ? 512 : kv_len <= kLongContext ? 1024 : 2048;
 }
 // Entries per split of a list: a function of their number. A short list over few sequences must keep the device busy.
@@ -61,7 +63,6 @@ struct ActiveSplits {
   int32_t sinks, band_begin;  // visible: [0, sinks) and [band_begin, kv_len)
   int32_t sink_splits, first_band_split, count;
 
-  __device__ ActiveSplits(Band band, int32_t kv_len) : ActiveSplits(band, kv_len, SplitTokens(kv_len)) {}
   __device__ ActiveSplits(Band band, int32_t kv_len, int32_t split_tokens) : split(split_tokens) {
     band_begin = kv_len > band.window ? kv_len - band.window : 0;
     sinks = band.sinks < band_begin ? band.sinks : band_begin;
@@ -73,15 +74,15 @@ struct ActiveSplits {
 };
 
 // The most splits that can be active for any kv_len up to max_kv_len.
-inline int32_t MaxSplits(Band band, int32_t max_kv_len) {
+inline int32_t MaxSplits(Band band, int32_t max_kv_len, bool codes) {
   const auto splits = [](int64_t tokens, int64_t split) { return (tokens + split - 1) / split; };
   int64_t all = 1;
-  for (const int32_t longest : {kMidContext, kLongContext, kMaxDecodeKvLen}) {
+  for (const int32_t longest : {kShortContext, kMidContext, kCodeContext, kLongContext, kMaxDecodeKvLen}) {
     const int32_t tokens = std::min(max_kv_len, longest);
-    all = std::max(all, splits(tokens, SplitTokens(tokens)));
+    all = std::max(all, splits(tokens, SplitTokens(tokens, codes)));
   }
   // A window of w tokens touches no more splits than when its first token is the last of one.
-  constexpr int kShortest = SplitTokens(1);
+  const int kShortest = SplitTokens(1, codes);
   const int64_t of_band = splits(band.sinks, kShortest) + splits(int64_t{band.window} - 1, kShortest) + 1;
   return static_cast<int32_t>(std::min(all, of_band));
 }

@@ -7,9 +7,9 @@
 // K and V tiles start at multiples of 128 positions whatever the query tile, and a key that a row does not see changes
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/attention/prefill_consumer_sm90.h"
 #include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/cuda_tensor_map.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -8,9 +8,9 @@
 //
 // Work is taken from a counter, a section of KV heads whose K and V fit in the L2 cache at a time, late rows first.
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/attention/prefill_consumer_sm90.h"
 #include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/cuda_tensor_map.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/attention/widen_pages_cuda.h"
+#include "kernels/cuda/e4m3_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -32,7 +32,7 @@ struct Row {
   __device__ __forceinline__ static Row InPage(std::byte* half, int slot, int d) {
     return {reinterpret_cast<T*>(half) + slot * d};
   }
-  __device__ __forceinline__ static Row Saved(void* saved, int64_t piece, int d) {
+  __device__ __forceinline__ static Row Saved(void* saved, int64_t piece, int64_t, int d) {
     return {static_cast<T*>(saved) + piece * d};
   }
   __device__ __forceinline__ void CopyTo(const Row& to, int lane, int d) const {
@@ -49,7 +49,7 @@ struct Row {
     }
   }
 };
-// Codes and their scale, which are neighbours in `saved`.
+// Codes and their scale; in `saved` the scales of all rows follow their codes.
 struct E4M3 {};
 template <>
 struct Row<E4M3> {
@@ -59,9 +59,9 @@ struct Row<E4M3> {
     auto* bytes = reinterpret_cast<uint8_t*>(half);
     return {bytes + slot * d, bytes + kPageTokens * d + slot};
   }
-  __device__ __forceinline__ static Row Saved(void* saved, int64_t piece, int d) {
-    auto* bytes = static_cast<uint8_t*>(saved) + piece * (d + 1);
-    return {bytes, bytes + d};
+  __device__ __forceinline__ static Row Saved(void* saved, int64_t piece, int64_t num_pieces, int d) {
+    auto* bytes = static_cast<uint8_t*>(saved);
+    return {bytes + piece * d, bytes + num_pieces * d + piece};
   }
   __device__ __forceinline__ void CopyTo(const Row& to, int lane, int d) const {
     for (int c = lane; c < d; c += 32) to.codes[c] = codes[c];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(32 * kWarps) FuseKernel(const __grid_constant_
                                            head * p.batch.head_stride + position / kPageTokens];
   if (page < 0) return;
   const auto now = Row<T>::InPage(p.pool + (2 * page + half) * p.half_bytes, position % kPageTokens, d);
-  const auto saved = Row<T>::Saved(p.saved, piece, d);
+  const auto saved = Row<T>::Saved(p.saved, piece, p.num_pieces, d);
   if constexpr (kStep == FuseStep::kSave) return now.CopyTo(saved, lane, d);
   float x[kMost], y[kMost];
   now.Load(x, lane, d);

@@ -49,8 +49,7 @@ absl::Status AttendLists(CudaSession& session, const PrefillAttentionArgs& a, Pr
          std::as_bytes(std::span(&kv_len, 1)), std::as_bytes(std::span(&kNoOffset, 1))});
     if (!staged.ok()) return staged.status();
     const auto total_pages = heads.count * num_pages;
-    auto pages =
-        session.Scratch(CudaSession::Use::kListedPages, static_cast<size_t>(total_pages) * pool.page_bytes());
+    auto pages = session.Scratch(CudaSession::Use::kListedPages, static_cast<size_t>(total_pages) * pool.page_bytes());
     if (!pages.ok()) return pages.status();
     const GatherListedArgs gather{.batch = in_pages,
                                   .heads = heads,
@@ -205,9 +204,9 @@ absl::Status CudaBackend::DecodeAttention(const KernelContext& ctx, const Decode
         !s.ok())
       return s;
   }
-  auto workspace = session.Scratch(
-      CudaSession::Use::kDecodeAttention,
-      DecodeWorkspaceBytes(args.heads, num_sequences, b.max_kv_len, a.lists.tokens != nullptr ? a.lists.stride : 0));
+  auto workspace = session.Scratch(CudaSession::Use::kDecodeAttention,
+                                   DecodeWorkspaceBytes(args.heads, num_sequences, b.max_kv_len,
+                                                        a.lists.tokens != nullptr ? a.lists.stride : 0, a.pool.dtype));
   if (!workspace.ok()) return workspace.status();
   args.workspace = *workspace;
   // Stage copied tables and lengths before the first kernel of the pass; in a pass of one row a sequence that row is

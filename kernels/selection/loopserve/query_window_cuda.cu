@@ -9,10 +9,12 @@
 // or a move in between. Queries, which all warps share, lie in shared memory.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/top_tokens_cuda.h"
 
@@ -185,10 +187,18 @@ __device__ __forceinline__ void CombineSplits(const Params& p, const Stream& s, 
 }
 
 // ---- any shape ------------------------------------------------------------------------------------------------------
+// Kv is uint8_t for pages of codes.
 template <typename Q, typename Kv>
 __device__ __forceinline__ float Score(const Params& p, const Stream& s, const Q* q, int j) {
-  const Kv* k = reinterpret_cast<const Kv*>(p.batch.pool.base) + s.KeyRow(j) * p.head_dim;
   float dot = 0;
+  if constexpr (std::is_same_v<Kv, uint8_t>) {
+    const int64_t row = s.KeyRow(j);
+    const int slot = static_cast<int>(row % (2 * kPageTokens));
+    const auto* half = reinterpret_cast<const uint8_t*>(p.batch.pool.base + row / (2 * kPageTokens) * p.page_bytes);
+    for (int c = 0; c < p.head_dim; ++c) dot += ToF(q[c]) * E4M3Float(half[slot * p.head_dim + c]);
+    return dot * RowScaleFloat(half[kPageTokens * p.head_dim + slot]) * p.scale;
+  }
+  const Kv* k = reinterpret_cast<const Kv*>(p.batch.pool.base) + s.KeyRow(j) * p.head_dim;
   for (int c = 0; c < p.head_dim; ++c) dot += ToF(q[c]) * ToF(k[c]);
   return dot * p.scale;
 }
@@ -566,10 +576,13 @@ cudaError_t ChooseByQueryWindow(const QueryWindowArgs& a, const QueryWindowLaunc
                                               : (a.listed ? LaunchMma<64, true> : LaunchMma<64, false>);
     e = launch_mma(p, splits, streams, stream);
   } else {
-    e = bf16_q ? (bf16_kv ? LaunchGeneric<__nv_bfloat16, __nv_bfloat16>(p, splits, streams, stream)
-                          : LaunchGeneric<__nv_bfloat16, float>(p, splits, streams, stream))
-               : (bf16_kv ? LaunchGeneric<float, __nv_bfloat16>(p, splits, streams, stream)
-                          : LaunchGeneric<float, float>(p, splits, streams, stream));
+    const auto launch_generic = [&](auto q) {
+      using Q = decltype(q);
+      if (a.pool.dtype == DType::kE4M3) return LaunchGeneric<Q, uint8_t>(p, splits, streams, stream);
+      return bf16_kv ? LaunchGeneric<Q, __nv_bfloat16>(p, splits, streams, stream)
+                     : LaunchGeneric<Q, float>(p, splits, streams, stream);
+    };
+    e = bf16_q ? launch_generic(__nv_bfloat16{}) : launch_generic(float{});
   }
   if (e != cudaSuccess) return e;
   // Lists of the sequences that choose; those of the others are RecordKernel's.

@@ -2,7 +2,10 @@
 // reads them once for all query heads of the group. Lane l has dimensions l, l + 32, ... as pairs.
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
 
 namespace spl::kernels::cuda {
@@ -32,6 +35,30 @@ __device__ __forceinline__ void StorePair(__nv_bfloat16* p, float2 x) {  // exac
   *reinterpret_cast<__nv_bfloat162*>(p) = __float22bfloat162_rn(x);
 }
 
+// Keys in their pages. Bounds have their type, or that of derived keys in a pool of codes.
+template <typename Kv>
+struct KeyRows {
+  using Bound = Kv;
+  __host__ __device__ static constexpr int64_t HalfBytes(int d) { return int64_t{kPageTokens} * d * sizeof(Kv); }
+  __device__ __forceinline__ static float Factor(const std::byte*, int, int) { return 1; }
+  __device__ __forceinline__ static float2 Pair(const std::byte* row, int c, float) {
+    return LoadPair(reinterpret_cast<const Kv*>(row) + c);
+  }
+};
+struct E4M3 {};
+template <>
+struct KeyRows<E4M3> {
+  using Bound = __nv_bfloat16;
+  __host__ __device__ static constexpr int64_t HalfBytes(int d) { return int64_t{kPageTokens} * (d + 1); }
+  __device__ __forceinline__ static float Factor(const std::byte* half, int slot, int d) {
+    return RowScaleFloat(static_cast<uint32_t>(half[kPageTokens * d + slot]));
+  }
+  __device__ __forceinline__ static float2 Pair(const std::byte* row, int c, float factor) {
+    const uint32_t codes = *reinterpret_cast<const unsigned short*>(row + c);
+    return {E4M3Float(codes & 0xff) * factor, E4M3Float(codes >> 8) * factor};
+  }
+};
+
 template <typename Q, typename Kv>
 __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constant__ Params p) {
   LetNextStart();
@@ -44,31 +71,39 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
   const int32_t* compact = p.selection.CompactPages(sequence, head);
-  Kv* pool = reinterpret_cast<Kv*>(p.batch.pool.base);
-  const int64_t page_elements = int64_t{2} * kPageTokens * p.head_dim;
+  using Keys = KeyRows<Kv>;
+  using Bound = typename Keys::Bound;
+  constexpr bool kCodes = std::is_same_v<Kv, E4M3>;
+  constexpr int kPerPage = kCodes ? kBoundsPerPage / 2 : kBoundsPerPage;
+  std::byte* const pool = p.batch.pool.base;
+  const int64_t page_bytes = 2 * Keys::HalfBytes(p.head_dim);
+  const int64_t row_bytes = (Keys::HalfBytes(p.head_dim) - (kCodes ? kPageTokens : 0)) / kPageTokens;
   const Q* q = static_cast<const Q*>(p.q) + sequence * p.q_row_stride + int64_t{head} * p.group * p.head_dim;
   const int32_t fresh = step.flags & StagedStep::kFirst ? 0 : step.compact_len;
   const int32_t num_granules = (own.count + kBoundTokens - 1) / kBoundTokens;
   for (int32_t n = 0; n < kGranulesPerBlock / kWarps; ++n) {
     const int32_t granule = blockIdx.x * kGranulesPerBlock + n * kWarps + warp;
     if (granule >= num_granules) return;
-    Kv* bounds =
-        pool + compact[granule / kBoundsPerPage] * page_elements + int64_t{granule % kBoundsPerPage} * 2 * p.head_dim;
+    Bound* bounds = reinterpret_cast<Bound*>(pool + compact[granule / kPerPage] * page_bytes) +
+                    int64_t{granule % kPerPage} * 2 * p.head_dim;
     float2 low[kMaxPairs], high[kMaxPairs];
     if ((granule + 1) * kBoundTokens > fresh) {
       const int32_t begin = granule * kBoundTokens, num_keys = min(kBoundTokens, own.count - begin);
       // Where this lane's key of the granule is, two lanes a key; past the end the last one again.
       const int32_t position = own.Position(begin + min(lane % kBoundTokens, num_keys - 1));
-      const int64_t key_at =
-          table[position / kPageTokens] * page_elements + int64_t{position % kPageTokens} * p.head_dim;
+      const int slot = position % kPageTokens;
+      const int64_t page_at = table[position / kPageTokens] * page_bytes, key_at = page_at + slot * row_bytes;
+      const float factor = Keys::Factor(pool + page_at, slot, p.head_dim);
 #pragma unroll
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
         float2 x16[kBoundTokens];  // all loads in flight at once
 #pragma unroll
         for (int j = 0; j < kBoundTokens; ++j) {
-          const Kv* const key = pool + __shfl_sync(0xffffffffu, key_at, j);
-          if (c < p.head_dim) x16[j] = LoadPair(key + c);
+          const std::byte* const key = pool + __shfl_sync(0xffffffffu, key_at, j);
+          float key_factor = 1;
+          if constexpr (kCodes) key_factor = __shfl_sync(0xffffffffu, factor, j);
+          if (c < p.head_dim) x16[j] = Keys::Pair(key, c, key_factor);
         }
         if (c >= p.head_dim) continue;
         low[i] = high[i] = x16[0];
@@ -126,10 +161,12 @@ cudaError_t PageBoundScores(const PageBoundScoresArgs& a, const PagedBatch& batc
                  a.shape.sm_scale};
   const int32_t granules = (max_kv_len + kBoundTokens - 1) / kBoundTokens;
   const dim3 grid((granules + kGranulesPerBlock - 1) / kGranulesPerBlock, a.shape.num_kv_heads * batch.num_sequences);
-  const bool bf16_q = a.q.dtype == DType::kBF16, bf16_kv = a.pool.dtype == DType::kBF16;
-  const auto kernel = bf16_q
-                          ? (bf16_kv ? BoundsKernel<__nv_bfloat16, __nv_bfloat16> : BoundsKernel<__nv_bfloat16, float>)
-                          : (bf16_kv ? BoundsKernel<float, __nv_bfloat16> : BoundsKernel<float, float>);
+  const auto kernel_for = [&](auto q) {
+    using Q = decltype(q);
+    if (a.pool.dtype == DType::kE4M3) return BoundsKernel<Q, E4M3>;
+    return a.pool.dtype == DType::kBF16 ? BoundsKernel<Q, __nv_bfloat16> : BoundsKernel<Q, float>;
+  };
+  const auto kernel = a.q.dtype == DType::kBF16 ? kernel_for(__nv_bfloat16{}) : kernel_for(float{});
   return LaunchEarly(kernel, grid, 32 * kWarps, 0, stream, p);
 }
 

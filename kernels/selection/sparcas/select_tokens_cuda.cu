@@ -316,7 +316,9 @@ cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm fo
   Device d;
   if (const cudaError_t e = Find(d); e != cudaSuccess) return e;
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
-  if (d.capability < 80 || a.max_kv_len > kMaxSelectKvLen || group > kMaxGroup || a.heads.head_dim > kMaxDim)
+  // Codes have packed keys only (sparse_attention_cuda.h).
+  if (d.capability < 80 || a.max_kv_len > kMaxSelectKvLen || group > kMaxGroup || a.heads.head_dim > kMaxDim ||
+      a.batch.pool.dtype == DType::kE4M3)
     return cudaErrorNotSupported;
   Params p{};
   p.batch = a.batch;

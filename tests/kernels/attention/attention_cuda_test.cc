@@ -147,7 +147,7 @@ class Problem {
     batch.num_sequences = static_cast<int32_t>(spec_.sequences.size());
     const int32_t max_kv_len = bucket != 0 ? bucket : max_kv_len_;
     const size_t workspace_bytes =
-        decode_ ? DecodeWorkspaceBytes(h, batch.num_sequences, max_kv_len) : PrefillWorkspaceBytes();
+        decode_ ? DecodeWorkspaceBytes(h, batch.num_sequences, max_kv_len, 0, spec_.kv_dtype) : PrefillWorkspaceBytes();
     DeviceBuffer<std::byte> workspace(workspace_bytes);
     workspace.Fill(0);
     // Twice: the first launch must leave the workspace as the second needs it.
@@ -198,7 +198,7 @@ class Problem {
     const AttentionHeads& h = spec_.heads;
     Upload();
     const size_t bytes = static_cast<size_t>(num_rows()) * h.num_qo_heads * h.head_dim * DTypeBytes(spec_.dtype);
-    DeviceBuffer<std::byte> out(bytes), workspace(DecodeWorkspaceBytes(h, num_rows(), bucket));
+    DeviceBuffer<std::byte> out(bytes), workspace(DecodeWorkspaceBytes(h, num_rows(), bucket, 0, spec_.kv_dtype));
     workspace.Fill(0);
     PagedBatch batch{tables_device_->get() + kTableSlack,
                      offsets_device_->get(),
