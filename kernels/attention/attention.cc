@@ -1,5 +1,6 @@
 #include "kernels/attention/attention.h"
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
@@ -15,7 +16,7 @@ absl::Status ValidateShape(const AttentionShape& s, const KvPoolView& pool, int6
   if (pool.head_dim != s.head_dim) {
     return InvalidCall("attention: pool has head_dim ", pool.head_dim, ", queries have ", s.head_dim);
   }
-  if (pool.dtype == DType::kF16) return InvalidCall("attention: pages are f32 or bf16");
+  if (!IsKvType(pool.dtype)) return InvalidCall("attention: pages are f32, bf16 or fp8");
   if (q_row_stride < static_cast<int64_t>(s.num_qo_heads) * s.head_dim) {
     return InvalidCall("attention: q_row_stride ", q_row_stride, " is less than a row of ", s.num_qo_heads, " x ",
                        s.head_dim);

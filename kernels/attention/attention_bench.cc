@@ -6,6 +6,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/common/bench_util.h"
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/loopserve/line_tiles.h"
 #include "kernels/selection/loopserve/select_lines.h"
 
@@ -21,15 +22,15 @@ struct Streams {
     pool.num_pages = num_streams * pages_each;
     memory = std::move(MakeCpuBackend()->Allocate(pool.page_bytes() * pool.num_pages)).value();
     pool.base = static_cast<std::byte*>(memory->data());
-    const std::vector<float> values = bench::Normals(pool.half_bytes() / DTypeBytes(dtype));
-    std::vector<bf16> rounded;
-    for (float x : values) rounded.push_back(ToBf16(x));
-    const void* half = dtype == DType::kF32 ? static_cast<const void*>(values.data()) : rounded.data();
+    const std::vector<float> values = bench::Normals(static_cast<size_t>(kPageTokens) * static_cast<size_t>(head_dim));
+    std::vector<std::byte> half(pool.half_bytes());
+    for (int32_t slot = 0; slot < kPageTokens; ++slot)
+      StoreKvRow(dtype, head_dim, half.data(), slot, values.data() + int64_t{slot} * head_dim);
     std::vector<int32_t> order(pool.num_pages);
     for (int32_t i = 0; i < pool.num_pages; ++i) {
       order[i] = i;
-      std::memcpy(pool.k(i), half, pool.half_bytes());
-      std::memcpy(pool.v(i), half, pool.half_bytes());
+      std::memcpy(pool.k(i), half.data(), pool.half_bytes());
+      std::memcpy(pool.v(i), half.data(), pool.half_bytes());
     }
     std::shuffle(order.begin(), order.end(), std::mt19937_64(2));
     tables.resize(num_streams);
@@ -45,12 +46,16 @@ struct Streams {
   std::vector<HeadStreamView> views;
 };
 
-// The last `rows` rows of a prompt of `context` tokens: query heads, KV heads, head_dim; window 0 is full attention.
+// By an argument of a benchmark.
+DType PageType(int64_t argument) { return argument == 0 ? DType::kF32 : argument == 1 ? DType::kBF16 : DType::kE4M3; }
+
+// The last `rows` rows of a prompt of `context` tokens: query heads, KV heads, head_dim; window 0 is full attention;
+// page type.
 void PrefillAttention(benchmark::State& state) {
   const auto rows = static_cast<int32_t>(state.range(0)), context = static_cast<int32_t>(state.range(1));
   const auto qo_heads = static_cast<int32_t>(state.range(2)), kv_heads = static_cast<int32_t>(state.range(3));
   const auto dim = static_cast<int32_t>(state.range(4)), window = static_cast<int32_t>(state.range(5));
-  Streams streams(kv_heads, context, dim, DType::kBF16);
+  Streams streams(kv_heads, context, dim, PageType(state.range(6)));
   double seen = 0;
   std::vector<int32_t> positions;
   for (int32_t i = context - rows; i < context; ++i) {
@@ -81,13 +86,15 @@ void PrefillAttention(benchmark::State& state) {
   state.counters["of_GEMM"] = rate / bench::GemmFlopsPerSecond();
 }
 BENCHMARK(PrefillAttention)
-    ->ArgNames({"rows", "context", "qo_heads", "kv_heads", "head_dim", "window"})
-    ->Args({4096, 4096, 8, 4, 64, 0})
-    ->Args({512, 4096, 8, 4, 64, 0})
-    ->Args({512, 16384, 8, 4, 64, 0})
-    ->Args({4096, 4096, 8, 4, 64, 256})
-    ->Args({512, 4096, 32, 8, 128, 0})
-    ->Args({64, 4096, 8, 4, 64, 0})
+    ->ArgNames({"rows", "context", "qo_heads", "kv_heads", "head_dim", "window", "type"})
+    ->Args({4096, 4096, 8, 4, 64, 0, 1})
+    ->Args({512, 4096, 8, 4, 64, 0, 1})
+    ->Args({512, 16384, 8, 4, 64, 0, 1})
+    ->Args({4096, 4096, 8, 4, 64, 256, 1})
+    ->Args({512, 4096, 32, 8, 128, 0, 1})
+    ->Args({512, 4096, 32, 8, 128, 0, 2})
+    ->Args({64, 4096, 8, 4, 64, 0, 1})
+    ->Args({64, 4096, 8, 4, 64, 0, 2})
     ->UseRealTime()
     ->MinTime(0.1);
 
@@ -172,12 +179,12 @@ BENCHMARK(LineAttention)
     ->UseRealTime()
     ->MinTime(0.1);
 
-// sequences, context, query heads, KV heads, head_dim, page type (0 f32, 1 bf16)
+// sequences, context, query heads, KV heads, head_dim, page type (0 f32, 1 bf16, 2 e4m3)
 void DecodeAttention(benchmark::State& state) {
   const auto sequences = static_cast<int32_t>(state.range(0)), context = static_cast<int32_t>(state.range(1));
   const auto qo_heads = static_cast<int32_t>(state.range(2)), kv_heads = static_cast<int32_t>(state.range(3));
   const auto dim = static_cast<int32_t>(state.range(4));
-  const DType dtype = state.range(5) == 0 ? DType::kF32 : DType::kBF16;
+  const DType dtype = PageType(state.range(5));
   const Streams streams(sequences * kv_heads, context, dim, dtype);
   const std::vector<float> q = bench::Normals(static_cast<size_t>(sequences) * qo_heads * dim);
   std::vector<float> out(q.size());
@@ -199,13 +206,18 @@ void DecodeAttention(benchmark::State& state) {
   state.counters["of_copy"] = bytes / best / bench::CopyBytesPerSecond();
 }
 BENCHMARK(DecodeAttention)
-    ->ArgNames({"sequences", "context", "qo_heads", "kv_heads", "head_dim", "bf16"})
+    ->ArgNames({"sequences", "context", "qo_heads", "kv_heads", "head_dim", "type"})
     ->Args({16, 8192, 8, 4, 64, 1})
     ->Args({1, 65536, 8, 4, 64, 1})
     ->Args({4, 8192, 32, 8, 128, 1})
     ->Args({4, 8192, 28, 4, 128, 1})
     ->Args({8, 8192, 8, 4, 64, 0})
     ->Args({1, 1024, 8, 4, 64, 1})
+    ->Args({16, 8192, 8, 4, 64, 2})
+    ->Args({1, 65536, 8, 4, 64, 2})
+    ->Args({4, 8192, 32, 8, 128, 2})
+    ->Args({4, 8192, 28, 4, 128, 2})
+    ->Args({1, 1024, 8, 4, 64, 2})
     ->UseRealTime()
     ->MinTime(0.1);
 

@@ -26,13 +26,17 @@ struct PrefillPage {
 };
 
 // The same for the query heads that share one KV head. All of them see the same keys, at most 64: slots of a page, or
-// entries of a list. q and out are padded with zeros to padded_dim, a whole number of blocks of 2 · lanes. For bf16
-// pages a block holds its even dimensions, then its odd ones: a register of 32-bit words then widens with one shift and
-// one mask.
+// entries of a list. q and out are padded with zeros to padded_dim, a whole number of blocks of 2 · lanes. For pages of
+// bf16 and of kE4M3 a block holds its even dimensions, then its odd ones: a register of 32-bit words then widens with
+// one shift and one mask, one of pairs of codes with a shift.
 struct DecodePage {
   const void* keys = nullptr;     // row i of the keys, [head_dim] of dtype, starts rows[i] bytes after this
   const void* values = nullptr;   // the same for the values
   const int64_t* rows = nullptr;  // [num_slots]
+  // kE4M3: what the codes of a row are multiplied with, [64]. A scale is a power of two, so scores and weights are
+  // scaled instead of elements, and the result is that of pages widened to bf16.
+  const float* key_scales = nullptr;
+  const float* value_scales = nullptr;
   // The rows that come next, for prefetch. next_rows null: 64 consecutive rows. next_keys null: none.
   const void* next_keys = nullptr;
   const void* next_values = nullptr;
@@ -52,7 +56,8 @@ struct DecodePage {
 
 struct AttentionKernels {
   int32_t lanes;
-  // keys [num_tokens, head_dim] of dtype to out [head_dim, 64], values to out [64, stride]; zeros past num_tokens.
+  // keys, half a page of dtype of which num_tokens rows are read, to out [head_dim, 64]; values to out [64, stride];
+  // zeros past num_tokens.
   void (*transpose_keys)(const void* keys, DType dtype, int32_t head_dim, int32_t num_tokens, float* out);
   void (*widen_values)(const void* values, DType dtype, int32_t head_dim, int32_t num_tokens, int32_t stride,
                        float* out);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/common/kv_rows.h"
 
 namespace spl::kernels::ref {
 namespace {
@@ -38,12 +39,6 @@ bool Sees(const HeadVisibility& v, int32_t p, int32_t j) {
   return false;
 }
 
-double Element(const KvPoolView& pool, const std::byte* half_page, int slot, int c) {
-  const int64_t at = static_cast<int64_t>(slot) * pool.head_dim + c;
-  if (pool.dtype == DType::kF32) return reinterpret_cast<const float*>(half_page)[at];
-  return ToFloat(reinterpret_cast<const bf16*>(half_page)[at]);
-}
-
 // One (row, query head). out [head_dim]; returns lse.
 double Attend(const AttentionShape& shape, const KvPoolView& pool, const HeadStreamView& stream, int32_t p,
               const float* q, float* out) {
@@ -59,7 +54,7 @@ double Attend(const AttentionShape& shape, const KvPoolView& pool, const HeadStr
     assert(page != kNoPage && "a visible position is not resident");
     if (page == kNoPage) continue;
     double dot = 0;
-    for (int c = 0; c < shape.head_dim; ++c) dot += Element(pool, pool.k(page), j % kPageTokens, c) * q[c];
+    for (int c = 0; c < shape.head_dim; ++c) dot += double{KvElement(pool, pool.k(page), j % kPageTokens, c)} * q[c];
     seen.push_back({page, j % kPageTokens, dot * shape.sm_scale});
     max = std::max(max, seen.back().score);
   }
@@ -68,7 +63,7 @@ double Attend(const AttentionShape& shape, const KvPoolView& pool, const HeadStr
   for (const Scored& s : seen) {
     const double weight = std::exp(s.score - max);
     total += weight;
-    for (int c = 0; c < shape.head_dim; ++c) sum[c] += weight * Element(pool, pool.v(s.page), s.slot, c);
+    for (int c = 0; c < shape.head_dim; ++c) sum[c] += weight * KvElement(pool, pool.v(s.page), s.slot, c);
   }
   for (int c = 0; c < shape.head_dim; ++c) out[c] = seen.empty() ? 0.0f : static_cast<float>(sum[c] / total);
   return seen.empty() ? -std::numeric_limits<double>::infinity() : max + std::log(total);

@@ -11,6 +11,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_isa.h"
 #include "kernels/attention/visible_pages.h"
+#include "kernels/common/e4m3_rows.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 
@@ -67,6 +68,16 @@ int32_t RowsOf(uint64_t visible, int64_t row_bytes, int64_t* rows) {
   return n;
 }
 
+// What the codes of a page of kE4M3 are multiplied with, for the slots of a DecodePage.
+struct SlotScales {
+  float keys[kPageTokens] = {}, values[kPageTokens] = {};
+
+  void Set(int32_t i, const KvPoolView& pool, int32_t page, int32_t slot) {
+    keys[i] = RowScaleValue(pool.scales(pool.k(page))[slot]);
+    values[i] = RowScaleValue(pool.scales(pool.v(page))[slot]);
+  }
+};
+
 bool HasList(const HeadStreamView& stream) { return stream.visibility.rule == VisibilityRule::kList; }
 
 // The visible slots of one page after the other.
@@ -74,7 +85,10 @@ void RunPages(const Call& call, const Part& part, DecodePage& p) {
   const HeadStreamView& stream = call.a.streams[part.stream];
   const KvPoolView& pool = call.a.pool;
   int64_t rows[kPageTokens];
+  SlotScales scales;
   p.rows = rows;
+  p.key_scales = scales.keys;
+  p.value_scales = scales.values;
   const VisiblePages pages(stream.visibility);
   const int64_t row_bytes = p.head_dim * static_cast<int64_t>(DTypeBytes(pool.dtype));
   const int32_t position = stream.kv_len - 1, end = part.first + kPagesPerPart;
@@ -83,9 +97,15 @@ void RunPages(const Call& call, const Part& part, DecodePage& p) {
     const int32_t next = pages.Next(page + 1, position, position);
     const int32_t physical = stream.page_table[page];
     const int32_t ahead = next == VisiblePages::kNone ? kNoPage : stream.page_table[next];
-    p.num_slots = RowsOf(pages.Slots(page, position), row_bytes, rows);
+    const uint64_t visible = pages.Slots(page, position);
+    p.num_slots = RowsOf(visible, row_bytes, rows);
     assert((physical != kNoPage || p.num_slots == 0) && "a visible position is not resident");
     if (physical != kNoPage && p.num_slots > 0) {
+      if (pool.dtype == DType::kE4M3) {
+        int32_t n = 0;
+        for (uint64_t left = visible; left != 0; left &= left - 1)
+          scales.Set(n++, pool, physical, std::countr_zero(left));
+      }
       p.keys = pool.k(physical);
       p.values = pool.v(physical);
       p.next_keys = ahead == kNoPage ? nullptr : pool.k(ahead);
@@ -104,27 +124,32 @@ void RunList(const Call& call, const Part& part, DecodePage& p) {
   const std::span<const int32_t> list = stream.visibility.indices;
   const int64_t row_bytes = p.head_dim * static_cast<int64_t>(DTypeBytes(pool.dtype));
   int64_t rows[2][kPageTokens];
+  SlotScales scales[2];
   p.values = pool.base + pool.half_bytes();
   p.keys = pool.base;
   size_t at = static_cast<size_t>(part.first) * kPageTokens;
   const size_t end = std::min(list.size(), at + kPagesPerPart * kPageTokens);
-  const auto take = [&](int64_t* to) {
+  const auto take = [&](int turn) {
     int32_t n = 0;
     for (; n < kPageTokens && at < end && list[at] < stream.kv_len; ++at) {
       const int32_t j = list[at], page = stream.page_table[j / kPageTokens];
       assert(page != kNoPage && "a visible position is not resident");
-      if (page != kNoPage) to[n++] = pool.k(page) - pool.base + j % kPageTokens * row_bytes;
+      if (page == kNoPage) continue;
+      if (pool.dtype == DType::kE4M3) scales[turn].Set(n, pool, page, j % kPageTokens);
+      rows[turn][n++] = pool.k(page) - pool.base + j % kPageTokens * row_bytes;
     }
     return n;
   };
   int turn = 0;
-  p.num_next = take(rows[turn]);
+  p.num_next = take(turn);
   while (p.num_next > 0) {
     p.rows = rows[turn];
+    p.key_scales = scales[turn].keys;
+    p.value_scales = scales[turn].values;
     p.num_slots = p.num_next;
     turn ^= 1;
     p.next_rows = rows[turn];
-    p.num_next = take(rows[turn]);
+    p.num_next = take(turn);
     p.next_keys = p.num_next > 0 ? p.keys : nullptr;
     p.next_values = p.num_next > 0 ? p.values : nullptr;
     call.kernels.decode_page(p);

@@ -4,7 +4,11 @@ namespace spl::kernels::cpu::SPLICE_ISA {
 namespace {
 
 constexpr int kBlock = 2 * kLanes;  // head dimensions per step: for bf16 one register of words is two of floats
-constexpr int kSlotsPerStep = 4;    // number of sums that ReduceAdd4 makes scores of at once
+template <DType kType>
+constexpr int kBytes = kType == DType::kF32    ? 4
+                       : kType == DType::kBF16 ? 2
+                                               : 1;
+constexpr int kSlotsPerStep = 4;  // number of sums that ReduceAdd4 makes scores of at once
 // Heads per step of either pass, so that the sums (4 per head for scores, 2 for values), two halves of a row and a
 // factor fit the registers (32 with AVX-512, 16 otherwise).
 constexpr int kScoreHeads = kLanes == 16 ? 5 : 2;
@@ -15,18 +19,29 @@ struct Pair {
 };
 
 // Dimensions [c, c + kBlock) of one key or value row, in the order of attention.h's DecodePage.
-template <bool kWide>
+template <DType kType>
 SPLICE_INLINE Pair LoadPair(const void* row, int c, int head_dim) {
   const int left = head_dim - c;
-  if (kWide) {
+  if constexpr (kType == DType::kF32) {
     const float* p = static_cast<const float*>(row) + c;
     if (left >= kBlock) return {Load(p), Load(p + kLanes)};
     if (left <= kLanes) return {LoadPartial(p, left), Zero()};
     return {Load(p), LoadPartial(p + kLanes, left - kLanes)};
+  } else if constexpr (kType == DType::kBF16) {
+    const uint16_t* p = static_cast<const uint16_t*>(row) + c;
+    const F words = left >= kBlock ? Load(reinterpret_cast<const float*>(p)) : LoadWords(p, left / 2);
+    return {LowBf16(words), HighBf16(words)};
+  } else {
+    const uint8_t* p = static_cast<const uint8_t*>(row) + c;
+    uint8_t padded[kBlock] = {};
+    if (left < kBlock) {
+      __builtin_memcpy(padded, p, static_cast<size_t>(left));
+      p = padded;
+    }
+    Pair pair;
+    LoadE4M3Pairs(p, pair.a, pair.b);
+    return pair;
   }
-  const uint16_t* p = static_cast<const uint16_t*>(row) + c;
-  const F words = left >= kBlock ? Load(reinterpret_cast<const float*>(p)) : LoadWords(p, left / 2);
-  return {LowBf16(words), HighBf16(words)};
 }
 
 SPLICE_INLINE void PrefetchRows(const DecodePage& p, const void* base, int first, int64_t row_bytes) {
@@ -47,7 +62,7 @@ SPLICE_INLINE const void* Row(const DecodePage& p, const void* base, int i) {
 }
 
 // Scores of four slots for n heads.
-template <bool kWide, int n>
+template <DType kType, int n>
 SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
   F sums[n][kSlotsPerStep];
   SPLICE_UNROLL
@@ -59,7 +74,7 @@ SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (
   for (int c = 0; c < p.head_dim; c += kBlock) {
     SPLICE_UNROLL
     for (int t = 0; t < kSlotsPerStep; ++t) {
-      const Pair key = LoadPair<kWide>(rows[t], c, p.head_dim);
+      const Pair key = LoadPair<kType>(rows[t], c, p.head_dim);
       SPLICE_UNROLL
       for (int h = 0; h < n; ++h) {
         sums[h][t] = Fma(Load(q + h * p.padded_dim + c), key.a, sums[h][t]);
@@ -72,31 +87,31 @@ SPLICE_INLINE void ScoreSlots(const DecodePage& p, int head, const void* const (
 }
 
 // Runs the heads from `head` on, n at a time, then the rest with a smaller n.
-template <bool kWide, int n>
+template <DType kType, int n>
 SPLICE_INLINE void ScoreHeads(const DecodePage& p, int head, const void* const (&rows)[kSlotsPerStep], int at) {
-  for (; head + n <= p.num_heads; head += n) ScoreSlots<kWide, n>(p, head, rows, at);
+  for (; head + n <= p.num_heads; head += n) ScoreSlots<kType, n>(p, head, rows, at);
   if constexpr (n > 1) {
-    if (head < p.num_heads) ScoreHeads<kWide, n - 1>(p, head, rows, at);
+    if (head < p.num_heads) ScoreHeads<kType, n - 1>(p, head, rows, at);
   }
 }
 
-template <bool kWide>
+template <DType kType>
 void Scores(const DecodePage& p) {
-  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
+  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * kBytes<kType>;
   for (int at = 0; at < p.num_slots; at += kSlotsPerStep) {
     PrefetchRows(p, p.next_keys, at, row_bytes);
     const void* rows[kSlotsPerStep];
     for (int t = 0; t < kSlotsPerStep; ++t) {  // past the end: the last slot again; its score is not used
       rows[t] = Row(p, p.keys, at + t < p.num_slots ? at + t : p.num_slots - 1);
     }
-    ScoreHeads<kWide, kScoreHeads>(p, 0, rows, at);
+    ScoreHeads<kType, kScoreHeads>(p, 0, rows, at);
   }
 }
 
 // out = out · factor + Σ_t weight_t · value_t over kBlock dimensions of n heads.
-template <bool kWide, int n>
+template <DType kType, int n>
 SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const float* factors, bool prefetch) {
-  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * (kWide ? 4 : 2);
+  const int64_t row_bytes = static_cast<int64_t>(p.head_dim) * kBytes<kType>;
   F sums[n][2];
   float* out = p.out + static_cast<int64_t>(head) * p.padded_dim + c;
   SPLICE_UNROLL
@@ -106,7 +121,7 @@ SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const f
   }
   for (int t = 0; t < p.num_slots; ++t) {
     if (prefetch && t % kSlotsPerStep == 0) PrefetchRows(p, p.next_values, t, row_bytes);
-    const Pair value = LoadPair<kWide>(Row(p, p.values, t), c, p.head_dim);
+    const Pair value = LoadPair<kType>(Row(p, p.values, t), c, p.head_dim);
     SPLICE_UNROLL
     for (int h = 0; h < n; ++h) {
       const F weight = Set1(p.scores[(head + h) * kPage + t]);
@@ -121,20 +136,25 @@ SPLICE_INLINE void AccumulateBlock(const DecodePage& p, int head, int c, const f
   }
 }
 
-template <bool kWide, int n>
+template <DType kType, int n>
 SPLICE_INLINE void AccumulateHeads(const DecodePage& p, int head, int c, const float* factors) {
-  for (; head + n <= p.num_heads; head += n) AccumulateBlock<kWide, n>(p, head, c, factors, c == 0 && head == 0);
+  for (; head + n <= p.num_heads; head += n) AccumulateBlock<kType, n>(p, head, c, factors, c == 0 && head == 0);
   if constexpr (n > 1) {
-    if (head < p.num_heads) AccumulateHeads<kWide, n - 1>(p, head, c, factors);
+    if (head < p.num_heads) AccumulateHeads<kType, n - 1>(p, head, c, factors);
   }
 }
 
-template <bool kWide>
+template <DType kType>
 void Accumulate(const DecodePage& p, const float* factors) {
-  for (int c = 0; c < p.head_dim; c += kBlock) AccumulateHeads<kWide, kValueHeads>(p, 0, c, factors);
+  for (int c = 0; c < p.head_dim; c += kBlock) AccumulateHeads<kType, kValueHeads>(p, 0, c, factors);
 }
 
-template <bool kWide>
+SPLICE_INLINE void MultiplyPage(float* x, const float* by) {
+  SPLICE_UNROLL
+  for (int i = 0; i < kPageVectors; ++i) Store(x + i * kLanes, Mul(Load(x + i * kLanes), Load(by + i * kLanes)));
+}
+
+template <DType kType>
 void Attend(const DecodePage& p) {
   constexpr int kHeadsAtOnce = 64;  // bounds the factors on the stack
   const uint64_t visible = p.num_slots == kPage ? ~uint64_t{0} : (uint64_t{1} << p.num_slots) - 1;
@@ -145,22 +165,28 @@ void Attend(const DecodePage& p) {
     part.out += static_cast<int64_t>(first) * p.padded_dim;
     part.max += first;
     part.sum += first;
-    Scores<kWide>(part);
+    Scores<kType>(part);
     float factors[kHeadsAtOnce];
     for (int h = 0; h < part.num_heads; ++h) {
-      factors[h] = Weigh<true>(visible, part.scores + h * kPage, part.max + h, part.sum + h);
+      float* const scores = part.scores + h * kPage;
+      if constexpr (kType == DType::kE4M3) MultiplyPage(scores, p.key_scales);
+      factors[h] = Weigh<true>(visible, scores, part.max + h, part.sum + h);
+      if constexpr (kType == DType::kE4M3) MultiplyPage(scores, p.value_scales);
     }
-    Accumulate<kWide>(part, factors);
+    Accumulate<kType>(part, factors);
   }
 }
 
 }  // namespace
 
 void AttendDecodePage(const DecodePage& p) {
-  if (p.dtype == DType::kF32) {
-    Attend<true>(p);
-  } else {
-    Attend<false>(p);
+  switch (p.dtype) {
+    case DType::kF32:
+      return Attend<DType::kF32>(p);
+    case DType::kE4M3:
+      return Attend<DType::kE4M3>(p);
+    default:
+      return Attend<DType::kBF16>(p);
   }
 }
 

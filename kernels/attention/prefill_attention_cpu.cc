@@ -4,13 +4,13 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_isa.h"
 #include "kernels/attention/visible_pages.h"
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 
@@ -132,13 +132,13 @@ class TileRun {
     const LineVisibility& v = *stream_.visibility.lines;
     const int64_t row_tile = (Position(0) - v.first_position) / 64;
     const uint64_t* masks = v.column_masks + row_tile * v.column_words;
-    const int64_t row_bytes = static_cast<int64_t>(a_.pool.half_bytes()) / kPageTokens;
+    std::byte* const keys = m_.gathered;
+    std::byte* const values = keys + a_.pool.half_bytes();
     int32_t count = 0;
     const auto attend = [&] {
       if (count == 0) return;
-      const std::byte* keys = m_.gathered;
       k_.transpose_keys(keys, a_.pool.dtype, dim_, count, m_.keys);
-      k_.widen_values(keys + kPageTokens * row_bytes, a_.pool.dtype, dim_, count, stride_, m_.values);
+      k_.widen_values(values, a_.pool.dtype, dim_, count, stride_, m_.values);
       std::fill_n(m_.visible, rows_, count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1);
       next_page_ = kNoPage;
       AttendRows(0, rows_);
@@ -150,11 +150,9 @@ class TileRun {
         const int32_t physical = stream_.page_table[column / kPageTokens];
         assert(physical != kNoPage && "a visible position is not resident");
         if (physical == kNoPage) continue;
-        const int64_t slot = column % kPageTokens;
-        std::memcpy(m_.gathered + count * row_bytes, a_.pool.k(physical) + slot * row_bytes,
-                    static_cast<size_t>(row_bytes));
-        std::memcpy(m_.gathered + (kPageTokens + count) * row_bytes, a_.pool.v(physical) + slot * row_bytes,
-                    static_cast<size_t>(row_bytes));
+        const int32_t slot = column % kPageTokens;
+        CopyKvRows(a_.pool.dtype, dim_, a_.pool.k(physical), slot, keys, count, 1);
+        CopyKvRows(a_.pool.dtype, dim_, a_.pool.v(physical), slot, values, count, 1);
         if (++count == kPageTokens) attend();
       }
     }

@@ -1,4 +1,5 @@
 #include "kernels/attention/attention_isa_parts.h"
+#include "kernels/common/e4m3_rows.h"
 #include "kernels/common/gemm_tile.h"
 
 namespace spl::kernels::cpu::SPLICE_ISA {
@@ -65,6 +66,52 @@ SPLICE_INLINE void PrefetchRange(const void* base, int64_t begin, int64_t end, i
   for (int64_t b = begin; b < end && b < limit; b += 64) PrefetchFar(p + b);
 }
 
+SPLICE_INLINE const uint8_t* ScalesOf(const void* half_page, int32_t head_dim) {
+  return static_cast<const uint8_t*>(half_page) + static_cast<int64_t>(kPage) * head_dim;
+}
+
+// Words of four codes are transposed, and each is multiplied with the scales of its lanes' tokens.
+void TransposeCodes(const void* keys, int32_t head_dim, int32_t num_tokens, float* out) {
+  const int words = head_dim / 4;
+  const auto* rows = static_cast<const uint32_t*>(keys);
+  const uint8_t* scales = ScalesOf(keys, head_dim);
+  for (int token = 0; token < kPage; token += kLanes) {
+    float values[kLanes];
+    for (int i = 0; i < kLanes; ++i) values[i] = token + i < num_tokens ? RowScaleValue(scales[token + i]) : 0.0f;
+    const F scale = Load(values);
+    for (int word = 0; word < words; word += kLanes) {
+      const int n = words - word < kLanes ? words - word : kLanes;
+      F r[kLanes];
+      SPLICE_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        r[i] = token + i < num_tokens ? LoadWords(rows + static_cast<int64_t>(token + i) * words + word, n) : Zero();
+      }
+      Transpose(r);
+      SPLICE_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        if (i >= n) continue;
+        float* const to = out + static_cast<int64_t>(4 * (word + i)) * kPage + token;
+        SPLICE_UNROLL
+        for (int byte = 0; byte < 4; ++byte) Store(to + byte * kPage, Mul(E4M3Byte(r[i], byte), scale));
+      }
+    }
+  }
+}
+
+void WidenCodes(const void* values, int32_t head_dim, int32_t num_tokens, int32_t stride, float* out) {
+  const auto* codes = static_cast<const uint8_t*>(values);
+  const uint8_t* scales = ScalesOf(values, head_dim);
+  for (int token = 0; token < kPage; ++token) {
+    const F scale = Set1(token < num_tokens ? RowScaleValue(scales[token]) : 0.0f);
+    for (int c = 0; c < stride; c += kLanes) {
+      const int n = head_dim - c < kLanes ? head_dim - c : kLanes;
+      const F v =
+          token < num_tokens ? Mul(LoadE4M3(codes + static_cast<int64_t>(token) * head_dim + c, n), scale) : Zero();
+      Store(out + static_cast<int64_t>(token) * stride + c, v);
+    }
+  }
+}
+
 }  // namespace
 
 // Tiles of kTileRows rows; each also asks for its share of the next page, so that the requests spread over the work.
@@ -95,6 +142,7 @@ void AttendPrefillPage(const PrefillPage& p) {
 // A block of kLanes tokens x kLanes 32-bit words is transposed in registers: bf16 moves as pairs, which halves the
 // shuffles, and is widened on the way out.
 void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_tokens, float* out) {
+  if (dtype == DType::kE4M3) return TransposeCodes(keys, head_dim, num_tokens, out);
   const bool wide = dtype == DType::kF32;
   const int words = wide ? head_dim : head_dim / 2;
   const auto* rows = static_cast<const uint32_t*>(keys);
@@ -122,6 +170,7 @@ void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_
 }
 
 void WidenValues(const void* values, DType dtype, int32_t head_dim, int32_t num_tokens, int32_t stride, float* out) {
+  if (dtype == DType::kE4M3) return WidenCodes(values, head_dim, num_tokens, stride, out);
   for (int token = 0; token < kPage; ++token) {
     for (int c = 0; c < stride; c += kLanes) {
       const int n = head_dim - c < kLanes ? head_dim - c : kLanes;

@@ -104,6 +104,33 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
   even = E4M3ToFloat(words);
   odd = E4M3ToFloat(_mm256_srli_epi32(words, 8));
 }
+SPLICE_INLINE F E4M3Byte(F words, int byte) {
+  return E4M3ToFloat(_mm256_srl_epi32(_mm256_castps_si256(words), _mm_cvtsi32_si128(8 * byte)));
+}
+SPLICE_INLINE F LoadE4M3(const uint8_t* p, int n) {
+  alignas(8) uint8_t padded[kLanes] = {};
+  if (n < kLanes) {
+    for (int i = 0; i < n; ++i) padded[i] = p[i];
+    p = padded;
+  }
+  return E4M3ToFloat(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+SPLICE_INLINE void StoreE4M3(uint8_t* p, F v, int n) {
+  const __m256i u = _mm256_castps_si256(v), any = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+  const __m256i m = _mm256_min_epi32(any, _mm256_set1_epi32(0x43e00000));  // 448
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(m, 20), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(m, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+  const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
+  const __m256 shifted = _mm256_add_ps(_mm256_castsi256_ps(m), _mm256_set1_ps(0x1p14f));
+  const __m256i subnormal = _mm256_and_si256(_mm256_castps_si256(shifted), _mm256_set1_epi32(0xf));
+  __m256i code = _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), m));
+  code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), _mm256_cmpgt_epi32(any, _mm256_set1_epi32(0x7f800000)));
+  code = _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80)));
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+  alignas(16) uint8_t bytes[16];
+  _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(halves, halves));
+  for (int i = 0; i < n; ++i) p[i] = bytes[i];
+}
 
 // The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
 SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {

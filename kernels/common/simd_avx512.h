@@ -81,6 +81,29 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
   even = E4M3ToFloat(words);
   odd = E4M3ToFloat(_mm512_srli_epi32(words, 8));
 }
+// Byte 0, 1, 2 or 3 of each 32-bit word as an e4m3 code, widened.
+SPLICE_INLINE F E4M3Byte(F words, int byte) {
+  return E4M3ToFloat(_mm512_srl_epi32(_mm512_castps_si512(words), _mm_cvtsi32_si128(8 * byte)));
+}
+// The n codes at p in [1, kLanes], in order; lanes past n are 0 and not read.
+SPLICE_INLINE F LoadE4M3(const uint8_t* p, int n) {
+  return E4M3ToFloat(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(FirstLanes(n), p)));
+}
+// FloatToE4M3 of e4m3.h for n lanes.
+SPLICE_INLINE void StoreE4M3(uint8_t* p, F v, int n) {
+  const __m512i u = _mm512_castps_si512(v), any = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+  const __m512i m = _mm512_min_epi32(any, _mm512_set1_epi32(0x43e00000));  // 448
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(m, 20), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(m, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+  __m512i code = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
+  const __m512 shifted = _mm512_add_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(0x1p14f));
+  code = _mm512_mask_and_epi32(code, _mm512_cmplt_epi32_mask(m, _mm512_set1_epi32(0x3c800000)),
+                               _mm512_castps_si512(shifted), _mm512_set1_epi32(0xf));
+  code =
+      _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(any, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f));
+  code = _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80)));
+  _mm_mask_storeu_epi8(p, FirstLanes(n), _mm512_cvtepi32_epi8(code));
+}
 
 // The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
 SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {

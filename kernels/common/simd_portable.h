@@ -87,6 +87,19 @@ SPLICE_INLINE void LoadE4M3Pairs(const uint8_t* p, F& even, F& odd) {
     odd[i] = kE4M3Values[p[2 * i + 1]];
   }
 }
+SPLICE_INLINE F E4M3Byte(F words, int byte) {
+  F v;
+  for (int i = 0; i < kLanes; ++i) v[i] = kE4M3Values[reinterpret_cast<U>(words)[i] >> (8 * byte) & 255];
+  return v;
+}
+SPLICE_INLINE F LoadE4M3(const uint8_t* p, int n) {
+  F v = Zero();
+  for (int i = 0; i < n; ++i) v[i] = kE4M3Values[p[i]];
+  return v;
+}
+SPLICE_INLINE void StoreE4M3(uint8_t* p, F v, int n) {
+  for (int i = 0; i < n; ++i) p[i] = FloatToE4M3(v[i]);
+}
 
 // The int4 codes in 2 kLanes bytes at p, those of even and of odd bytes; shift: 0 or 4, which half of a byte.
 SPLICE_INLINE void LoadInt4Pairs(const uint8_t* p, int shift, F& even, F& odd) {

@@ -1,5 +1,6 @@
 #include "kernels/kv_copy/align_copy.h"
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
@@ -19,8 +20,7 @@ absl::Status ValidatePages(const AlignCopyArgs& a, std::span<const int32_t> page
 }  // namespace
 
 absl::Status ValidateAlignCopy(const AlignCopyArgs& a) {
-  if (a.pool.dtype != DType::kF32 && a.pool.dtype != DType::kBF16)
-    return InvalidCall("AlignCopy: pages are f32 or bf16");
+  if (!IsKvType(a.pool.dtype)) return InvalidCall("AlignCopy: pages are f32, bf16 or fp8");
   if (a.num_streams <= 0 || a.rotary_dim < 0 || a.rotary_dim % 2 != 0 || a.rotary_dim > a.pool.head_dim)
     return InvalidCall("AlignCopy: ", a.num_streams, " streams, rotary_dim ", a.rotary_dim, " of ", a.pool.head_dim);
   if (a.cos.size() != a.sin.size() || (a.rotary_dim > 0 && a.cos.size() % (a.rotary_dim / 2) != 0))

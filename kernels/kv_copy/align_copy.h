@@ -3,8 +3,11 @@
 //
 // R(p') R(p)^-1 = R(p' - p): only the distance counts, and it is the same for a whole segment. The rotation is applied
 // in f32, with cos and sin that the caller computed in double. A magnitude factor in the model's own table (YaRN) is in
-// the stored K already and is not applied again. Always align from the stored copy, never from an aligned one: bf16
+// the stored K already and is not applied again. Always align from the stored copy, never from an aligned one:
 // rounding would add up.
+//
+// kE4M3: what is copied keeps its codes and its scale. A key that turns is widened, turned and rounded once more, with
+// a scale of its own; elements past rotary_dim are rounded with that scale, too.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +26,7 @@ struct AlignRun {
   int32_t dst_slot = 0;
   int32_t rotation = kNoRotation;  // row of cos and sin
 
-  static constexpr int32_t kNoRotation = -1;  // same position: the bytes are copied
+  static constexpr int32_t kNoRotation = -1;  // same position: the bytes are copied, a row's scale among them
 };
 
 // Runs may share pages. No slot may be a target twice, or both a target and a source.

@@ -9,7 +9,8 @@
 namespace spl::kernels::cpu {
 
 struct AlignCopyKernels {
-  // Rows [num_tokens, width] of dtype: pairs (c, c + half) turned by cos[c], sin[c]; elements from 2 * half on copied.
+  // Rows [num_tokens, width] of f32 or bf16: pairs (c, c + half) turned by cos[c], sin[c]; elements from 2 * half on
+  // copied. `to` may be `from`.
   void (*rotate_rows)(const void* from, DType dtype, int32_t num_tokens, int32_t width, const float* cos,
                       const float* sin, int32_t half, void* to);
 };

@@ -1,3 +1,4 @@
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 #include "kernels/rope/rope_validate.h"
 
@@ -50,7 +51,7 @@ absl::Status ValidateRopeWriteKv(const RopeWriteKvArgs& a) {
   if (a.qk_norm.q_weight != nullptr && !(a.qk_norm.eps >= 0)) {
     return InvalidCall("RopeWriteKv: eps is ", a.qk_norm.eps);
   }
-  if (a.pool.dtype == DType::kF16) return InvalidCall("RopeWriteKv: pages are f32 or bf16");
+  if (!IsKvType(a.pool.dtype)) return InvalidCall("RopeWriteKv: pages are f32, bf16 or fp8");
   bool any = false;
   for (const RopeSequence& s : a.sequences) any |= s.row_end > s.row_begin;
   if (any && (a.qkv.data == nullptr || a.table.cos == nullptr || a.table.sin == nullptr || a.pool.base == nullptr)) {

@@ -37,8 +37,9 @@ struct QkNorm {
 };
 
 // Rotates q in place, after the norm of qk_norm if it is set. Rotates k and writes k and v into the pages, rounded to
-// nearest even to the pool's type; k and v in qkv itself stay unchanged. InvalidArgument: shapes; one norm weight
-// without the other; a negative eps; a position outside the table; a position on a kNoPage page.
+// nearest even to the pool's type, with the scale of their row if that is kE4M3; k and v in qkv itself stay unchanged.
+// InvalidArgument: shapes; one norm weight without the other; a negative eps; a position outside the table; a position
+// on a kNoPage page.
 struct RopeWriteKvArgs {
   Activations qkv;  // [num_rows, (num_qo_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads
   int32_t num_qo_heads = 0;

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/rope/rope_validate.h"
 
 namespace spl::kernels::ref {
@@ -22,17 +23,6 @@ void Rotate(const float* in, const float* weight, float eps, const float* cos, c
   }
 }
 
-void Store(const KvPoolView& pool, std::byte* half_page, int slot, const float* row) {
-  for (int c = 0; c < pool.head_dim; ++c) {
-    const int64_t at = static_cast<int64_t>(slot) * pool.head_dim + c;
-    if (pool.dtype == DType::kF32) {
-      reinterpret_cast<float*>(half_page)[at] = row[c];
-    } else {
-      reinterpret_cast<bf16*>(half_page)[at] = ToBf16(row[c]);
-    }
-  }
-}
-
 void Row(const RopeWriteKvArgs& a, const RopeSequence& s, int index) {
   const int d = a.head_dim, half = d / 2;
   const int64_t stride = static_cast<int64_t>(a.num_qo_heads + 2 * a.num_kv_heads) * d;
@@ -48,8 +38,8 @@ void Row(const RopeWriteKvArgs& a, const RopeSequence& s, int index) {
   for (int h = 0; h < a.num_kv_heads; ++h) {
     const int32_t page = s.page_tables[h][position / kPageTokens];
     Rotate(k + h * d, a.qk_norm.k_weight, a.qk_norm.eps, cos, sin, half, rotated.data());
-    Store(a.pool, a.pool.k(page), position % kPageTokens, rotated.data());
-    Store(a.pool, a.pool.v(page), position % kPageTokens, v + h * d);
+    StoreKvRow(a.pool.dtype, d, a.pool.k(page), position % kPageTokens, rotated.data());
+    StoreKvRow(a.pool.dtype, d, a.pool.v(page), position % kPageTokens, v + h * d);
   }
 }
 

@@ -1,7 +1,9 @@
 #include "kernels/selection/selecting_sequence.h"
 
 #include <algorithm>
+#include <string>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 #include "kernels/selection/candidates.h"
 
@@ -15,7 +17,8 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& s, con
     return InvalidCall(op, ": head_dim ", s.head_dim, " is not a multiple of 8 up to 256");
   if (pool.head_dim != s.head_dim)
     return InvalidCall(op, ": pool.head_dim is ", pool.head_dim, ", shape.head_dim ", s.head_dim);
-  if (pool.dtype == DType::kF16) return InvalidCall(op, ": pool.dtype is f16; pages are f32 or bf16");
+  if (!IsKvType(pool.dtype))
+    return InvalidCall(op, ": pool.dtype is ", std::string(DTypeName(pool.dtype)), "; pages are f32, bf16 or fp8");
   if (!(s.sm_scale > 0)) return InvalidCall(op, ": sm_scale is ", s.sm_scale, ", it must be positive");
   if (q_row_stride < int64_t{s.num_qo_heads} * s.head_dim)
     return InvalidCall(op, ": q_row_stride ", q_row_stride, " is less than a row of ", s.num_qo_heads, " x ",

@@ -1,4 +1,4 @@
-// Checks and element access that the operations over SelectingSequence share.
+// Checks that the operations over SelectingSequence share.
 #pragma once
 
 #include <cstdint>
@@ -31,21 +31,5 @@ absl::Status ValidateCompactStep(const char* op, const SelectingSequence& sequen
 
 // Checks budget and recent of a selecting sequence against the lists' stride.
 absl::Status ValidateListBudget(const char* op, const SelectingSequence& sequence, const TokenLists& lists);
-
-// Element `at` of K, V or a compact page; `half` is its start, in the pool's type.
-inline float PoolElement(const KvPoolView& pool, const std::byte* half, int64_t at) {
-  return pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(half)[at]
-                                   : ToFloat(reinterpret_cast<const bf16*>(half)[at]);
-}
-
-// Copies an element bit for bit.
-inline void CopyPoolElement(const KvPoolView& pool, const std::byte* from, int64_t from_at, std::byte* to,
-                            int64_t to_at) {
-  if (pool.dtype == DType::kF32) {
-    reinterpret_cast<uint32_t*>(to)[to_at] = reinterpret_cast<const uint32_t*>(from)[from_at];
-  } else {
-    reinterpret_cast<uint16_t*>(to)[to_at] = reinterpret_cast<const uint16_t*>(from)[from_at];
-  }
-}
 
 }  // namespace spl::kernels

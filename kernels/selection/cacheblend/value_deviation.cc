@@ -1,15 +1,11 @@
 #include "kernels/selection/cacheblend/value_deviation.h"
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
 namespace {
-
-double Get(const KvPoolView& pool, const std::byte* half, int64_t at) {
-  return pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(half)[at]
-                                   : ToFloat(reinterpret_cast<const bf16*>(half)[at]);
-}
 
 template <typename Sum>
 float Deviation(const ValueDeviationArgs& a, int64_t index) {
@@ -22,7 +18,7 @@ float Deviation(const ValueDeviationArgs& a, int64_t index) {
     const int32_t page = a.rows.page_tables[static_cast<size_t>(h)][static_cast<size_t>(position / kPageTokens)];
     for (int32_t c = 0; c < a.head_dim; ++c) {
       const Sum d = static_cast<Sum>(v[h * a.head_dim + c]) -
-                    static_cast<Sum>(Get(a.pool, a.pool.v(page), int64_t{position % kPageTokens} * a.head_dim + c));
+                    static_cast<Sum>(KvElement(a.pool, a.pool.v(page), position % kPageTokens, c));
       sum += d * d;
     }
   }

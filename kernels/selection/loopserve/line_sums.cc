@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 
 namespace spl::kernels {
@@ -12,7 +13,7 @@ absl::Status ValidateLineWeights(const LineWeightsArgs& a) {
       s.head_dim <= 0 || s.head_dim > 256 || a.pool.head_dim != s.head_dim)
     return InvalidCall("LineWeights: shape of ", s.num_qo_heads, " query heads over ", s.num_kv_heads, " KV heads of ",
                        s.head_dim, ", pool of ", a.pool.head_dim);
-  if (a.pool.dtype == DType::kF16) return InvalidCall("LineWeights: pool: pages are f32 or bf16");
+  if (!IsKvType(a.pool.dtype)) return InvalidCall("LineWeights: pool: pages are f32, bf16 or fp8");
   const int32_t num_rows = a.rows.row_end - a.rows.row_begin;
   if (num_rows <= 0 || a.rows.positions.size() != static_cast<size_t>(num_rows) ||
       a.rows.heads.size() != static_cast<size_t>(s.num_kv_heads))

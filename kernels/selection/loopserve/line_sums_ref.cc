@@ -2,15 +2,11 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/loopserve/line_sums.h"
 
 namespace spl::kernels::ref {
 namespace {
-
-double Key(const KvPoolView& pool, int32_t page, int64_t at) {
-  return pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(pool.k(page))[at]
-                                   : ToFloat(reinterpret_cast<const bf16*>(pool.k(page))[at]);
-}
 
 // Adds exp(score - lse) of one query head to A[r, 0 .. position].
 void AddHead(const LineWeightsArgs& a, const HeadStreamView& stream, const float* q, int32_t position,
@@ -20,7 +16,7 @@ void AddHead(const LineWeightsArgs& a, const HeadStreamView& stream, const float
     const int32_t page = stream.page_table[static_cast<size_t>(j / kPageTokens)];
     double dot = 0;
     for (int32_t c = 0; c < a.shape.head_dim; ++c)
-      dot += Key(a.pool, page, int64_t{j % kPageTokens} * a.shape.head_dim + c) * q[c];
+      dot += double{KvElement(a.pool, a.pool.k(page), j % kPageTokens, c)} * q[c];
     scores[static_cast<size_t>(j)] = dot * a.shape.sm_scale;
   }
   const double max = *std::max_element(scores.begin(), scores.end());

@@ -2,8 +2,8 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/loopserve/query_window_host.h"
-#include "kernels/selection/selecting_sequence.h"
 
 namespace spl::kernels::ref {
 
@@ -21,8 +21,7 @@ absl::Status ChooseByQueryWindow(const KernelContext&, const QueryWindowArgs& a)
           const int32_t position = x.candidates.position(j);
           const std::byte* keys = a.pool.k(x.page_table[static_cast<size_t>(position / kPageTokens)]);
           double dot = 0;
-          for (int32_t c = 0; c < dim; ++c)
-            dot += double{q[c]} * PoolElement(a.pool, keys, int64_t{position % kPageTokens} * dim + c);
+          for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * KvElement(a.pool, keys, position % kPageTokens, c);
           row[static_cast<size_t>(j)] = dot * a.shape.sm_scale;
           most = std::max(most, row[static_cast<size_t>(j)]);
         }

@@ -13,7 +13,8 @@ absl::Status ValidatePageBoundScores(const PageBoundScoresArgs& a) {
     if (!s.step.selects) continue;
     absl::Status status = ValidateCandidates(kOp, s, a.pool, a.shape.num_kv_heads);
     if (status.ok())
-      status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads, s.step.listed ? 0 : BoundPages(s.kv_len));
+      status = ValidateSelectingTables(kOp, s, a.pool, a.shape.num_kv_heads,
+                                       s.step.listed ? 0 : BoundPages(s.kv_len, a.pool.dtype));
     if (status.ok()) status = ValidateCompactStep(kOp, s);
     if (!status.ok()) return status;
     if (a.scores_stride < (int64_t{s.kv_len} + kBoundTokens - 1) / kBoundTokens)

@@ -9,9 +9,10 @@
 // all of them, and a sum would let the head with the longest query decide for the others. For a listed stream,
 // positions are its candidates (candidates.h).
 //
-// Layout    granule i of a stream is at element (i mod 64) 2 head_dim of compact page i / 64: [min | max][head_dim], in
-//           the pool's type (they are elements of K, so nothing is rounded). 1,024 positions a page whatever head_dim,
-//           an eighth of the bytes of K.
+// Layout    with n = BoundsPerPage, granule i of a stream is at element (i mod n) 2 head_dim of compact page i / n:
+//           [min | max][head_dim], in the pool's type (they are elements of K, so nothing is rounded). n is 64: 1,024
+//           positions a page whatever head_dim, an eighth of the bytes of K. In a pool of kE4M3 bounds are bf16
+//           (DerivedKeyType) and n is 32.
 // Garbage   as in select_tokens.h.
 #pragma once
 
@@ -27,9 +28,13 @@
 
 namespace spl::kernels {
 
-inline constexpr int32_t kBoundsPerPage = kPageTokens;
+inline constexpr int32_t kBoundsPerPage = kPageTokens;  // in pools of f32 and bf16
 inline constexpr int32_t kBoundPageTokens = kBoundTokens * kBoundsPerPage;
-inline int64_t BoundPages(int64_t tokens) { return (tokens + kBoundPageTokens - 1) / kBoundPageTokens; }
+constexpr int32_t BoundsPerPage(DType pool) { return pool == DType::kE4M3 ? kBoundsPerPage / 2 : kBoundsPerPage; }
+constexpr int32_t BoundPageTokens(DType pool) { return kBoundTokens * BoundsPerPage(pool); }
+constexpr int64_t BoundPages(int64_t tokens, DType pool) {
+  return (tokens + BoundPageTokens(pool) - 1) / BoundPageTokens(pool);
+}
 
 struct PageBoundScoresArgs {
   AttentionShape shape;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/candidates.h"
 #include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/selecting_sequence.h"
@@ -14,22 +15,23 @@ struct Stream {
   int32_t head;
   Candidates own;
 
-  std::byte* page(int32_t granule) const { return a.pool.k(s.compact_tables[head][granule / kBoundsPerPage]); }
-  int64_t element(int32_t granule) const { return int64_t{granule % kBoundsPerPage} * 2 * a.shape.head_dim; }
+  std::byte* page(int32_t granule) const { return a.pool.k(s.compact_tables[head][granule / per_page()]); }
+  int32_t per_page() const { return BoundsPerPage(a.pool.dtype); }
+  DType dtype() const { return DerivedKeyType(a.pool.dtype); }
+  int64_t element(int32_t granule) const { return int64_t{granule % per_page()} * 2 * a.shape.head_dim; }
 
   void Update(int32_t granule) const {
     const int32_t begin = granule * kBoundTokens, end = std::min(begin + kBoundTokens, own.count());
     const auto keys = [&](int32_t j) { return a.pool.k(s.page_tables[head][own.position(j) / kPageTokens]); };
     for (int32_t c = 0; c < a.shape.head_dim; ++c) {
-      const auto at = [&](int32_t j) { return int64_t{own.position(j) % kPageTokens} * a.shape.head_dim + c; };
-      const auto element_of = [&](int32_t j) { return PoolElement(a.pool, keys(j), at(j)); };
-      int32_t low = begin, high = begin;
+      const auto element_of = [&](int32_t j) { return KvElement(a.pool, keys(j), own.position(j) % kPageTokens, c); };
+      float low = element_of(begin), high = low;
       for (int32_t j = begin + 1; j < end; ++j) {
-        if (element_of(j) < element_of(low)) low = j;
-        if (element_of(j) > element_of(high)) high = j;
+        if (element_of(j) < low) low = element_of(j);
+        if (element_of(j) > high) high = element_of(j);
       }
-      CopyPoolElement(a.pool, keys(low), at(low), page(granule), element(granule) + c);
-      CopyPoolElement(a.pool, keys(high), at(high), page(granule), element(granule) + a.shape.head_dim + c);
+      StoreElement(page(granule), dtype(), element(granule) + c, low);
+      StoreElement(page(granule), dtype(), element(granule) + a.shape.head_dim + c, high);
     }
   }
 
@@ -39,8 +41,8 @@ struct Stream {
       double sum = 0;
       for (int32_t c = 0; c < a.shape.head_dim; ++c) {
         const double x = q[int64_t{h} * a.shape.head_dim + c];
-        sum += std::max(x * PoolElement(a.pool, page(granule), element(granule) + c),
-                        x * PoolElement(a.pool, page(granule), element(granule) + a.shape.head_dim + c));
+        sum += std::max(x * LoadElement(page(granule), dtype(), element(granule) + c),
+                        x * LoadElement(page(granule), dtype(), element(granule) + a.shape.head_dim + c));
       }
       best = std::max(best, sum * a.shape.sm_scale);
     }
@@ -53,7 +55,8 @@ struct Stream {
 absl::Status PageBoundScores(const KernelContext&, const PageBoundScoresArgs& a) {
   absl::Status valid = ValidatePageBoundScores(a);
   if (valid.ok())
-    valid = ValidateListedStreams("PageBoundScores", a.sequences, a.pool, a.shape.num_kv_heads, BoundPages);
+    valid = ValidateListedStreams("PageBoundScores", a.sequences, a.pool, a.shape.num_kv_heads,
+                                  [&](int32_t candidates) { return BoundPages(candidates, a.pool.dtype); });
   if (!valid.ok()) return valid;
   const int32_t group = a.shape.num_qo_heads / a.shape.num_kv_heads;
   for (size_t i = 0; i < a.sequences.size(); ++i) {

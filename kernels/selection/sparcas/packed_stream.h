@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/selecting_sequence.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 #include "kernels/selection/sparcas/select_dims.h"
@@ -89,7 +90,7 @@ struct PackedStream {
       std::array<float, kPageTokens> key;
       float largest = 0;
       for (int32_t j = 0; j < kPageTokens; ++j) {
-        key[static_cast<size_t>(j)] = PoolElement(a.pool, keys, int64_t{j} * a.shape.head_dim + dims[d]);
+        key[static_cast<size_t>(j)] = KvElement(a.pool, keys, j, dims[d]);
         largest = std::fmax(largest, std::fabs(key[static_cast<size_t>(j)]));
       }
       const bf16 scale = PackedKeys::ScaleOf(largest);

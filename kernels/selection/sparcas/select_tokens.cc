@@ -10,7 +10,7 @@ namespace spl::kernels {
 absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
   constexpr char kOp[] = "SelectTokens";
   if (absl::Status s = ValidateSelectingShape(kOp, a.shape, a.pool, a.q_row_stride); !s.ok()) return s;
-  const CompactKeys compact{a.shape.head_dim, a.num_dims};
+  const CompactKeys compact{a.shape.head_dim, a.num_dims, a.pool.dtype};
   if (!compact.valid())
     return InvalidCall(kOp, ": num_dims ", a.num_dims, " is not a multiple of 4 up to head_dim ", a.shape.head_dim,
                        " that divides twice of it");
@@ -35,7 +35,7 @@ absl::Status ValidateSelectTokens(const SelectTokensArgs& a) {
 
 absl::Status ValidateHostSelectTokens(const SelectTokensArgs& a) {
   if (absl::Status s = ValidateSelectTokens(a); !s.ok()) return s;
-  const CompactKeys compact{a.shape.head_dim, a.num_dims};
+  const CompactKeys compact{a.shape.head_dim, a.num_dims, a.pool.dtype};
   return ValidateListedStreams("SelectTokens", a.sequences, a.pool, a.shape.num_kv_heads,
                                [&](int32_t candidates) { return compact.num_pages(candidates); });
 }

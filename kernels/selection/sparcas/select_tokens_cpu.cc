@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/scratch.h"
 #include "kernels/selection/candidates.h"
@@ -41,12 +42,27 @@ struct Stream {
       for (const int32_t slot : slots) to[int64_t{slot} * kPageTokens] = key[dims[slot]];
     }
   }
+  // Widens: compact keys of a pool of kE4M3 are bf16.
+  void GatherCodes(int32_t begin, int32_t end, std::span<const int32_t> slots, const int32_t* dims) const {
+    for (int32_t j = begin; j < end; ++j) {
+      const int32_t position = own.position(j), slot_of = position % kPageTokens;
+      std::byte* const keys = a.pool.k(s.page_tables[head][position / kPageTokens]);
+      const uint8_t* codes = reinterpret_cast<const uint8_t*>(keys) + int64_t{slot_of} * a.shape.head_dim;
+      const float scale = RowScaleValue(a.pool.scales(keys)[slot_of]);
+      auto* const to =
+          reinterpret_cast<bf16*>(a.pool.k(s.compact_tables[head][j / compact.page_tokens()])) + compact.element(j);
+      for (const int32_t slot : slots) to[int64_t{slot} * kPageTokens] = ToBf16(kE4M3Values[codes[dims[slot]]] * scale);
+    }
+  }
   void Gather(int32_t begin, int32_t end, std::span<const int32_t> slots, const int32_t* dims) const {
     if (slots.empty()) return;
-    if (a.pool.dtype == DType::kF32) {
-      GatherAs<uint32_t>(begin, end, slots, dims);
-    } else {
-      GatherAs<uint16_t>(begin, end, slots, dims);
+    switch (a.pool.dtype) {
+      case DType::kF32:
+        return GatherAs<uint32_t>(begin, end, slots, dims);
+      case DType::kE4M3:
+        return GatherCodes(begin, end, slots, dims);
+      default:
+        return GatherAs<uint16_t>(begin, end, slots, dims);
     }
   }
 
@@ -85,7 +101,7 @@ struct Stream {
                            .q = packed,
                            .scores = scores + tile * kPageTokens,
                            .score_stride = stride,
-                           .dtype = a.pool.dtype,
+                           .dtype = compact.dtype(),
                            .num_tiles = static_cast<int32_t>(std::min(tiles_per_page, num_tiles - tile)),
                            .num_heads = group,
                            .num_dims = a.num_dims});
@@ -129,7 +145,7 @@ absl::Status SelectTokens(const KernelContext& ctx, const SelectTokensArgs& a) {
     const SelectingSequence& s = a.sequences[static_cast<size_t>(i)];
     if (!s.selects(head)) return;
     const float* q = a.q + i * a.q_row_stride + int64_t{head} * group * a.shape.head_dim;
-    const Stream x{a, kernels, s, head, group, q, {a.shape.head_dim, a.num_dims}, {a.pool, s, head}};
+    const Stream x{a, kernels, s, head, group, q, {a.shape.head_dim, a.num_dims, a.pool.dtype}, {a.pool, s, head}};
     x.Run(a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
           a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
   });

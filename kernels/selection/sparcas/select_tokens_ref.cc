@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/candidates.h"
 #include "kernels/selection/selecting_sequence.h"
 #include "kernels/selection/sparcas/compact_keys.h"
@@ -31,8 +32,8 @@ struct Stream {
       const std::byte* key = a.pool.k(s.page_tables[head][position / kPageTokens]);
       std::byte* to = a.pool.k(s.compact_tables[head][j / compact.page_tokens()]);
       for (const int32_t slot : slots) {
-        CopyPoolElement(a.pool, key, int64_t{position % kPageTokens} * a.shape.head_dim + dims[slot], to,
-                        compact.element(j) + int64_t{slot} * kPageTokens);
+        StoreElement(to, compact.dtype(), compact.element(j) + int64_t{slot} * kPageTokens,
+                     KvElement(a.pool, key, position % kPageTokens, dims[slot]));
       }
     }
   }
@@ -44,7 +45,7 @@ struct Stream {
       double dot = 0;
       for (int32_t slot = 0; slot < a.num_dims; ++slot) {
         dot += double{q[h * a.shape.head_dim + dims[slot]]} *
-               PoolElement(a.pool, keys, compact.element(j) + int64_t{slot} * kPageTokens);
+               LoadElement(keys, compact.dtype(), compact.element(j) + int64_t{slot} * kPageTokens);
       }
       scores[j] = dot * a.shape.sm_scale;
     }
@@ -104,8 +105,8 @@ absl::Status SelectTokens(const KernelContext&, const SelectTokensArgs& a) {
       if (!a.sequences[i].selects(h)) continue;
       const int64_t stream = static_cast<int64_t>(i) * a.shape.num_kv_heads + h;
       const float* q = a.q + static_cast<int64_t>(i) * a.q_row_stride + int64_t{h} * group * a.shape.head_dim;
-      Select({a, a.sequences[i], h, q, {a.shape.head_dim, a.num_dims}, {a.pool, a.sequences[i], h}}, group,
-             a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
+      Select({a, a.sequences[i], h, q, {a.shape.head_dim, a.num_dims, a.pool.dtype}, {a.pool, a.sequences[i], h}},
+             group, a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
              a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
     }
   }

@@ -2,6 +2,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/sparsex/column_scores.h"
 
 namespace spl::kernels::ref {
@@ -9,12 +10,7 @@ namespace {
 
 double Dot(const KvPoolView& pool, int32_t page, int32_t slot, const float* q) {
   double sum = 0;
-  for (int32_t c = 0; c < pool.head_dim; ++c) {
-    const int64_t at = static_cast<int64_t>(slot) * pool.head_dim + c;
-    const double k = pool.dtype == DType::kF32 ? reinterpret_cast<const float*>(pool.k(page))[at]
-                                               : ToFloat(reinterpret_cast<const bf16*>(pool.k(page))[at]);
-    sum += k * q[c];
-  }
+  for (int32_t c = 0; c < pool.head_dim; ++c) sum += double{KvElement(pool, pool.k(page), slot, c)} * q[c];
   return sum;
 }
 

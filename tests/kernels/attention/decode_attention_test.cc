@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -128,10 +130,11 @@ TEST_P(DecodeAttention, EqualsReferenceForEveryRuleShapeAndLength) {
     int32_t kv_heads, group, head_dim;
     DType dtype;
   };
-  const Shape shapes[] = {{1, 1, 64, DType::kBF16},  {4, 2, 64, DType::kBF16}, {2, 4, 128, DType::kBF16},
-                          {1, 7, 16, DType::kF32},   {2, 2, 64, DType::kF32},  {1, 4, 128, DType::kF32},
-                          {1, 3, 8, DType::kBF16},   {1, 1, 88, DType::kBF16}, {1, 2, 40, DType::kF32},
-                          {1, 7, 128, DType::kBF16}, {1, 66, 32, DType::kBF16}};
+  const Shape shapes[] = {
+      {1, 1, 64, DType::kBF16}, {4, 2, 64, DType::kBF16},  {2, 4, 128, DType::kBF16}, {1, 7, 16, DType::kF32},
+      {2, 2, 64, DType::kF32},  {1, 4, 128, DType::kF32},  {1, 3, 8, DType::kBF16},   {1, 1, 88, DType::kBF16},
+      {1, 2, 40, DType::kF32},  {1, 7, 128, DType::kBF16}, {1, 66, 32, DType::kBF16}, {2, 4, 128, DType::kE4M3},
+      {4, 2, 64, DType::kE4M3}, {1, 7, 88, DType::kE4M3},  {1, 3, 8, DType::kE4M3},   {1, 66, 40, DType::kE4M3}};
   for (const Shape& shape : shapes) {
     for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
       Batch b = MakeBatch(random, shape.kv_heads, shape.group, shape.head_dim, shape.dtype,
@@ -145,6 +148,48 @@ TEST_P(DecodeAttention, EqualsReferenceForEveryRuleShapeAndLength) {
       ExpectClose(got.lse, want.lse, DType::kF32, what + " lse");
     }
   }
+}
+
+// bf16 holds each value, and scaling a sum by a power of two rounds nothing: the bits are those of widened pages.
+TEST_P(DecodeAttention, CodesGiveTheBitsOfWidenedPages) {
+  Random random(25);
+  TestContext t(GetParam());
+  for (const int32_t head_dim : {8, 40, 64, 128, 256}) {
+    for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
+      Batch b = MakeBatch(random, 2, 5, head_dim, DType::kE4M3, {1, 63, 64, 600, 1025});
+      for (TestStream& s : b.streams) {
+        SetRule(random, s, rule);
+        for (size_t i = 0; i < s.k.size(); ++i) {  // rows of all sizes, so that their scales differ
+          const int exponent = static_cast<int>(i / static_cast<size_t>(head_dim)) * 7 % 13 - 8;
+          s.k[i] = std::ldexp(s.k[i], exponent);
+          s.v[i] = std::ldexp(s.v[i], -exponent);
+        }
+      }
+      const Placed placed(b, random);
+      Result codes, widened;
+      const DecodeAttentionArgs args = placed.Args(codes);
+      const ConvertedPages pages(args.pool, DType::kBF16);
+      DecodeAttentionArgs of_bf16 = placed.Args(widened);
+      of_bf16.pool = pages.view();
+      for (const auto op : {ref::DecodeAttention, cpu::DecodeAttention}) {
+        ExpectOk(op(t.ctx, args));
+        ExpectOk(op(t.ctx, of_bf16));
+        EXPECT_TRUE(BitwiseEqual(codes.out, widened.out)) << "head_dim " << head_dim;
+        EXPECT_TRUE(BitwiseEqual(codes.lse, widened.lse)) << "head_dim " << head_dim;
+      }
+    }
+  }
+}
+
+TEST_P(DecodeAttention, ARowThatIsNotFiniteMakesItsHeadsNan) {
+  Random random(26);
+  TestContext t(GetParam());
+  Batch b = MakeBatch(random, 2, 2, 64, DType::kE4M3, {100});
+  b.streams[0].v[5 * 64 + 3] = std::numeric_limits<float>::infinity();
+  const Placed placed(b, random);
+  const Result got = placed.Run(cpu::DecodeAttention, t.ctx);
+  EXPECT_TRUE(std::isnan(got.out[0]));
+  EXPECT_TRUE(std::isfinite(got.out[2 * 64]));  // the other KV head
 }
 
 TEST_P(DecodeAttention, BatchThreadsAndPagePlacesChangeNoBit) {

@@ -114,6 +114,7 @@ std::vector<Case> Cases() {
                               LineRows{4095, 130}}) {
     cases.push_back({2, 2, 64, DType::kBF16, rows});
     cases.push_back({1, 3, 24, DType::kF32, rows});
+    cases.push_back({2, 2, 64, DType::kE4M3, rows});
   }
   return cases;
 }

@@ -179,10 +179,11 @@ class PrefillAttention : public ::testing::TestWithParam<CpuIsa> {};
 TEST_P(PrefillAttention, EqualsReferenceForEveryRuleShapeAndLength) {
   Random random(1);
   TestContext t(GetParam());
-  const Shape shapes[] = {{1, 1, 64, DType::kBF16}, {4, 2, 64, DType::kBF16}, {2, 4, 128, DType::kBF16},
-                          {1, 7, 16, DType::kF32},  {2, 2, 64, DType::kF32},  {1, 4, 128, DType::kF32},
-                          {1, 2, 8, DType::kBF16},  {1, 1, 88, DType::kBF16}, {1, 2, 40, DType::kF32},
-                          {1, 3, 256, DType::kBF16}};
+  const Shape shapes[] = {{1, 1, 64, DType::kBF16},  {4, 2, 64, DType::kBF16}, {2, 4, 128, DType::kBF16},
+                          {1, 7, 16, DType::kF32},   {2, 2, 64, DType::kF32},  {1, 4, 128, DType::kF32},
+                          {1, 2, 8, DType::kBF16},   {1, 1, 88, DType::kBF16}, {1, 2, 40, DType::kF32},
+                          {1, 3, 256, DType::kBF16}, {4, 2, 64, DType::kE4M3}, {2, 4, 128, DType::kE4M3},
+                          {1, 1, 88, DType::kE4M3},  {1, 2, 8, DType::kE4M3}};
   for (const Shape& shape : shapes) {
     for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
       Problem p =
@@ -196,6 +197,39 @@ TEST_P(PrefillAttention, EqualsReferenceForEveryRuleShapeAndLength) {
                                std::to_string(shape.head_dim) + ", group " + std::to_string(shape.group);
       ExpectClose(got.out, want.out, DType::kF32, what);
       ExpectClose(got.lse, want.lse, DType::kF32, what + " lse");
+    }
+  }
+}
+
+TEST_P(PrefillAttention, CodesGiveTheBitsOfWidenedPages) {
+  Random random(9);
+  TestContext t(GetParam());
+  for (const int32_t head_dim : {8, 40, 64, 128}) {
+    for (VisibilityRule rule : {VisibilityRule::kFull, VisibilityRule::kBand, VisibilityRule::kList}) {
+      Problem p = MakeProblem(random, {2, 2, head_dim, DType::kE4M3}, {{1, 1}, {17, 129}, {64, 191}, {300, 300}});
+      for (auto& heads : p.streams) {
+        for (TestStream& s : heads) {
+          SetRule(random, s, rule);
+          for (size_t i = 0; i < s.k.size(); ++i) {  // rows of all sizes, so that their scales differ
+            const int exponent = static_cast<int>(i / static_cast<size_t>(head_dim)) * 7 % 13 - 8;
+            s.k[i] = std::ldexp(s.k[i], exponent);
+            s.v[i] = std::ldexp(s.v[i], -exponent);
+          }
+        }
+      }
+      const Placed placed(p, random);
+      Result codes = placed.Empty(), widened = placed.Empty();
+      const std::vector<PrefillSequence> sequences = placed.Sequences();
+      PrefillAttentionArgs args = placed.Args(codes), of_bf16 = placed.Args(widened);
+      const ConvertedPages pages(args.pool, DType::kBF16);
+      of_bf16.pool = pages.view();
+      args.sequences = of_bf16.sequences = sequences;
+      for (const auto op : {ref::PrefillAttention, cpu::PrefillAttention}) {
+        ExpectOk(op(t.ctx, args));
+        ExpectOk(op(t.ctx, of_bf16));
+        EXPECT_TRUE(BitwiseEqual(codes.out, widened.out)) << "head_dim " << head_dim;
+        EXPECT_TRUE(BitwiseEqual(codes.lse, widened.lse)) << "head_dim " << head_dim;
+      }
     }
   }
 }

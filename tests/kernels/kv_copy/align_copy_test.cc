@@ -133,6 +133,50 @@ TEST_P(AlignCopy, EqualsTheRotationInDouble) {
   }
 }
 
+// Pages of kE4M3 against their definition: what is copied keeps its bytes and its scale; a key that turns is what the
+// same operation makes of its value in f32, rounded once, with a scale of its own.
+TEST_P(AlignCopy, CodesAreCopiedOrWidenedTurnedAndRoundedOnce) {
+  Random random(84);
+  TestContext t(GetParam(), 3);
+  for (const auto& [dim, rotary, interleaved] :
+       {std::tuple{128, 128, false}, {64, 64, false}, {40, 40, false}, {128, 32, false}, {64, 64, true}}) {
+    Problem p(random, DType::kF32, dim, rotary, interleaved);
+    for (size_t i = 0; i < p.initial.size() / 4; ++i)  // rows of all sizes, so that their scales differ
+      p.Store(p.initial.data(), i, std::ldexp(p.Load(p.initial, i), static_cast<int>(i / dim * 7 % 13) - 8));
+    p.pool.base = p.initial.data();
+    const ConvertedPages rounded(p.pool, DType::kE4M3), widened(rounded.view(), DType::kF32);
+    const std::vector<std::byte> before(rounded.bytes().begin(), rounded.bytes().end());
+    for (const auto op : {ref::AlignCopy, cpu::AlignCopy}) {
+      std::vector<std::byte> floats(widened.bytes().begin(), widened.bytes().end()), got = before, want = before;
+      ASSERT_TRUE(op(t.ctx, p.Args(floats)).ok());
+      AlignCopyArgs args = p.Args(got);
+      args.pool.dtype = DType::kE4M3;
+      ASSERT_TRUE(op(t.ctx, args).ok());
+      const size_t half = static_cast<size_t>(64) * dim + 64;
+      for (size_t i = 0; i < p.runs.size(); ++i) {
+        const AlignRun& run = p.runs[i];
+        for (int32_t s = 0; s < Problem::kStreams; ++s) {
+          const size_t src = 2 * half * p.src_pages[i * Problem::kStreams + s];
+          const size_t dst = 2 * half * p.dst_pages[i * Problem::kStreams + s];
+          for (int32_t n = 0; n < run.num_tokens; ++n) {
+            const size_t from = run.src_slot + n, to = run.dst_slot + n;
+            for (const size_t part : {size_t{0}, half}) {
+              std::copy_n(&before[src + part + from * dim], dim, &want[dst + part + to * dim]);
+              want[dst + part + 64 * dim + to] = before[src + part + 64 * dim + from];
+            }
+            if (run.rotation < 0) continue;
+            const auto* turned = reinterpret_cast<const float*>(floats.data()) +
+                                 static_cast<size_t>(p.dst_pages[i * Problem::kStreams + s]) * 2 * 64 * dim + to * dim;
+            want[dst + 64 * dim + to] =
+                std::byte{QuantizeRow(turned, dim, reinterpret_cast<uint8_t*>(&want[dst + to * dim]))};
+          }
+        }
+      }
+      EXPECT_EQ(got, want) << "dim " << dim;
+    }
+  }
+}
+
 TEST_P(AlignCopy, TheSamePositionIsACopyOfTheBytes) {
   Random random(82);
   TestContext t(GetParam());

@@ -40,7 +40,7 @@ TEST(FuseRowsTest, BlendsTheRowsThatItIsGiven) {
   Random random(2);
   TestContext context(DetectCpuIsa());
   constexpr int32_t kDim = 16, kHeads = 2, kLength = 150;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
     TestPool pool(dtype, kDim, 10);
     pool.Shuffle(random);
     std::vector<TestStream> streams, fresh;
@@ -51,7 +51,7 @@ TEST(FuseRowsTest, BlendsTheRowsThatItIsGiven) {
     }
     for (const TestStream& s : streams) tables.push_back(s.page_table);
     const std::vector<int32_t> positions = {3, 60, 64, 100, 149}, ids = {0, 2, 4};
-    std::vector<std::byte> saved(ids.size() * kHeads * 2 * kDim * DTypeBytes(dtype));
+    std::vector<std::byte> saved(FusedRowsBytes(dtype, kDim, static_cast<int64_t>(ids.size()) * kHeads * 2));
     FuseRowsArgs args{.pool = pool.view(),
                       .num_kv_heads = kHeads,
                       .rows = {7, 12, positions, tables},
@@ -61,14 +61,22 @@ TEST(FuseRowsTest, BlendsTheRowsThatItIsGiven) {
     for (TestStream& s : streams) {
       fresh.push_back(MakeStream(random, kLength, kDim));
       fresh.back().page_table = s.page_table;
+      for (float& x : fresh.back().k) x *= 37;  // another scale than the old row's
       for (const int32_t p : positions) pool.WriteToken(fresh.back(), p);
     }
     args.step = FuseStep::kBlend;
     ExpectOk(cpu::FuseRows(context.ctx, args));
-    const auto rounded = [&](const Floats& all, int32_t j) {
-      Floats row(all.begin() + j * kDim, all.begin() + (j + 1) * kDim);
+    const auto round = [&](Floats row) {
+      if (dtype == DType::kE4M3) {
+        std::vector<uint8_t> codes(kDim);
+        const uint8_t scale = QuantizeRow(row.data(), kDim, codes.data());
+        WidenRow(codes.data(), scale, kDim, row.data());
+      }
       for (float& x : row) x = dtype == DType::kBF16 ? ToFloat(ToBf16(x)) : x;
       return row;
+    };
+    const auto rounded = [&](const Floats& all, int32_t j) {
+      return round(Floats(all.begin() + j * kDim, all.begin() + (j + 1) * kDim));
     };
     for (int32_t h = 0; h < kHeads; ++h) {
       for (int32_t j = 0; j < kLength; ++j) {
@@ -80,12 +88,9 @@ TEST(FuseRowsTest, BlendsTheRowsThatItIsGiven) {
           if (blended) FuseRow(old_row, want);
           const int32_t page = streams[h].page_table[j / 64];
           const std::byte* half = value ? pool.view().v(page) : pool.view().k(page);
-          for (int32_t c = 0; c < kDim; ++c) {
-            const int32_t at = j % 64 * kDim + c;
-            const float got = dtype == DType::kF32 ? reinterpret_cast<const float*>(half)[at]
-                                                   : ToFloat(reinterpret_cast<const bf16*>(half)[at]);
-            ASSERT_EQ(got, dtype == DType::kF32 ? want[c] : ToFloat(ToBf16(want[c]))) << h << ", " << j;
-          }
+          Floats got(kDim);
+          LoadKvRow(dtype, kDim, half, j % 64, got.data());
+          ASSERT_EQ(got, blended ? round(want) : want) << h << ", " << j;
         }
       }
     }

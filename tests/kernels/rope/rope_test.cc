@@ -1,8 +1,11 @@
 #include "kernels/rope/rope.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
+#include "kernels/common/e4m3_rows.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels {
@@ -110,6 +113,43 @@ TEST_P(RopeWriteKv, EqualsReference) {
         ExpectClose(got.qkv, want.qkv, DType::kF32, "qkv");
         ExpectClose(PoolFloats(p, got.pool), PoolFloats(p, want.pool), dtype, "pages");
       }
+    }
+  }
+}
+
+// Pages of kE4M3: the rows that f32 pages get, each rounded once with a scale of its own, to the bit.
+TEST_P(RopeWriteKv, RoundsEachRowOnceToCodes) {
+  Random random(77);
+  TestContext t(GetParam(), 3);
+  for (int32_t d : {8, 40, 64, 128, 256}) {
+    Problem p(random, 4, 2, d, DType::kF32);
+    p.with_norm = d != 40;
+    for (size_t i = 0; i < p.qkv.size(); ++i) p.qkv[i] *= std::exp2(static_cast<float>(i / d % 9) - 4);
+    p.qkv[(4 + 2) * d] = std::numeric_limits<float>::infinity();  // V of position 0, KV head 0
+    for (const auto op : {ref::RopeWriteKv, cpu::RopeWriteKv}) {
+      p.dtype = DType::kF32;
+      Problem::Outcome of_floats = p.Run(op, t.ctx);
+      p.dtype = DType::kE4M3;
+      Problem::Outcome got = p.Run(op, t.ctx);
+      const KvPoolView floats{of_floats.pool.data(), DType::kF32, d, p.num_pages()};
+      const KvPoolView codes{got.pool.data(), DType::kE4M3, d, p.num_pages()};
+      std::vector<std::byte> want(codes.page_bytes() * static_cast<size_t>(p.num_pages()), std::byte{0x11});
+      const KvPoolView to{want.data(), DType::kE4M3, d, p.num_pages()};
+      for (size_t s = 0; s < p.positions.size(); ++s) {
+        for (const int32_t position : p.positions[s]) {
+          for (int32_t h = 0; h < p.kv; ++h) {
+            const int32_t page = p.tables[s * static_cast<size_t>(p.kv) + h][position / 64], slot = position % 64;
+            for (const size_t half : {size_t{0}, size_t{1}}) {
+              const float* row = reinterpret_cast<const float*>(floats.k(page) + half * floats.half_bytes()) + slot * d;
+              std::byte* const at = to.k(page) + half * to.half_bytes();
+              to.scales(at)[slot] = QuantizeRow(row, d, reinterpret_cast<uint8_t*>(at) + slot * d);
+            }
+          }
+        }
+      }
+      EXPECT_EQ(got.pool, want) << "head_dim " << d;
+      EXPECT_TRUE(BitwiseEqual(got.qkv, of_floats.qkv));
+      EXPECT_EQ(codes.scales(codes.v(p.tables[0][0]))[0], kNotFiniteScale);
     }
   }
 }

@@ -195,8 +195,10 @@ class SparseStreamsTest : public ::testing::TestWithParam<CpuIsa> {
     s.budget = std::max(random.Int(1, most) / granularity, 1) * granularity;
     s.recent = random.Int(1, std::min(s.budget, 70));
   }
-  const std::vector<SelectingShape> shapes_ = {
-      {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32}, {2, 3, 16, 8, DType::kBF16}};
+  const std::vector<SelectingShape> shapes_ = {{2, 4, 128, 16, DType::kBF16},
+                                               {1, 1, 64, 16, DType::kF32},
+                                               {2, 3, 16, 8, DType::kBF16},
+                                               {2, 2, 64, 16, DType::kE4M3}};
 };
 
 TEST_P(SparseStreamsTest, SelectTokensChoosesAsOfASequenceOfThese) {
@@ -207,7 +209,8 @@ TEST_P(SparseStreamsTest, SelectTokensChoosesAsOfASequenceOfThese) {
       const uint64_t seed = 20 + n;
       SCOPED_TRACE("seed " + std::to_string(seed));
       Random random(seed);
-      Pair pair = MakePair(random, shapes_[n], 12, CompactKeys{shapes_[n].head_dim, shapes_[n].num_dims}.page_tokens());
+      const CompactKeys compact{shapes_[n].head_dim, shapes_[n].num_dims, shapes_[n].dtype};
+      Pair pair = MakePair(random, shapes_[n], 12, compact.page_tokens());
       for (int step = 0; step < 12; ++step) {
         Tell(pair, random, [&](TestSequence& s) {
           s.step.selects = step == 0 || random.Int(0, 4) > 0;
@@ -260,7 +263,7 @@ TEST_P(SparseStreamsTest, PageBoundsChooseAsOfASequenceOfThese) {
       const uint64_t seed = 30 + n;
       SCOPED_TRACE("seed " + std::to_string(seed));
       Random random(seed);
-      Pair pair = MakePair(random, shapes_[n], 40, kBoundPageTokens);
+      Pair pair = MakePair(random, shapes_[n], 40, BoundPageTokens(shapes_[n].dtype));
       for (int step = 0; step < 40; ++step) {  // beyond two granules
         Tell(pair, random, [&](TestSequence& s) {
           s.step.selects = step == 0 || random.Int(0, 4) > 0;
@@ -314,13 +317,12 @@ TEST_P(SparseStreamsTest, QueryWindowsChooseAsOfASequenceOfThese) {
       SCOPED_TRACE("seed " + std::to_string(seed) + (exact ? ", ref" : ", cpu"));
       Random random(seed);
       const int32_t window = 5, budget = 60;
-      const QueryWindow layout{
-          .head_dim = shapes_[n].head_dim,
-          .group = shapes_[n].group,
-          .window = window,
-          .budget = budget,
-          .query_dtype = DType::kF32,
-          .page_bytes = 2 * kPageTokens * DTypeBytes(shapes_[n].dtype) * static_cast<size_t>(shapes_[n].head_dim)};
+      const QueryWindow layout{.head_dim = shapes_[n].head_dim,
+                               .group = shapes_[n].group,
+                               .window = window,
+                               .budget = budget,
+                               .query_dtype = DType::kF32,
+                               .page_bytes = KvPageBytes(shapes_[n].dtype, shapes_[n].head_dim)};
       // The shortest sequence has at least as many as these.
       Pair pair = MakePair(random, shapes_[n], 17, 20 / static_cast<int32_t>(layout.num_pages()));
       for (int step = 0; step < 17; ++step) {

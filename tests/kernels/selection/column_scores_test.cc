@@ -72,7 +72,7 @@ class ColumnScores : public ::testing::TestWithParam<CpuIsa> {};
 TEST_P(ColumnScores, EqualsReferenceAndSumsToRowsTimesHeads) {
   Random random(91);
   TestContext t(GetParam(), 3);
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
     for (int32_t dim : {8, 64, 128}) {
       Problem p(random, dtype, dim);
       std::vector<float> want(kLen), got(kLen);

@@ -358,7 +358,7 @@ class LineWeights : public ::testing::TestWithParam<CpuIsa> {};
 TEST_P(LineWeights, EqualReferenceAndSumToTheGroup) {
   Random random(7);
   TestContext t(GetParam(), 3);
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
     for (const auto& [dim, group, first, rows] :
          std::vector<std::array<int32_t, 4>>{{64, 2, 0, 200}, {128, 4, 100, 70}, {8, 1, 63, 3}, {64, 3, 0, 1}}) {
       const Problem p(random, dtype, dim, 2, group, first, rows);

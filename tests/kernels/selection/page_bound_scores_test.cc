@@ -33,15 +33,15 @@ class PageBoundScores : public ::testing::TestWithParam<CpuIsa> {};
 
 TEST_P(PageBoundScores, EqualsReferenceOverStepsAndBoundsEveryScore) {
   TestContext t(GetParam());
-  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},
-                                   {1, 1, 64, 16, DType::kF32},
-                                   {1, 7, 40, 8, DType::kBF16},
-                                   {3, 2, 8, 4, DType::kF32}};
+  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32},
+                                   {1, 7, 40, 8, DType::kBF16},   {3, 2, 8, 4, DType::kF32},
+                                   {2, 4, 128, 16, DType::kE4M3}, {1, 7, 40, 8, DType::kE4M3}};
   for (size_t n = 0; n < std::size(shapes); ++n) {
     const SelectingShape& shape = shapes[n];
     Random of_ref(500 + n), of_cpu(500 + n), steps(600 + n);
     const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {2050, 2090}};
-    SelectingBatch want(of_ref, shape, lengths, kBoundPageTokens), got(of_cpu, shape, lengths, kBoundPageTokens);
+    const int32_t page_tokens = BoundPageTokens(shape.dtype);
+    SelectingBatch want(of_ref, shape, lengths, page_tokens), got(of_cpu, shape, lengths, page_tokens);
     want.Write();
     got.Write();
     const int64_t stride = 2090 / kBoundTokens + 1;

@@ -18,7 +18,7 @@ using Op = absl::Status (*)(const KernelContext&, const QueryWindowArgs&);
 constexpr int32_t kMaxLen = 1100;
 
 QueryWindow LayoutOf(const SelectingShape& shape, int32_t window, int32_t budget) {
-  const size_t page_bytes = 2 * kPageTokens * DTypeBytes(shape.dtype) * static_cast<size_t>(shape.head_dim);
+  const size_t page_bytes = KvPageBytes(shape.dtype, shape.head_dim);
   return {.head_dim = shape.head_dim,
           .group = shape.group,
           .window = window,
@@ -103,8 +103,10 @@ class QueryWindowTest : public ::testing::TestWithParam<CpuIsa> {
 
 TEST_P(QueryWindowTest, KeepsWhatTheLastQueriesAttendTo) {
   TestContext t(GetParam());
-  const SelectingShape shapes[] = {
-      {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32}, {2, 3, 16, 8, DType::kBF16}};
+  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},
+                                   {1, 1, 64, 16, DType::kF32},
+                                   {2, 3, 16, 8, DType::kBF16},
+                                   {2, 2, 64, 16, DType::kE4M3}};
   for (const SelectingShape& shape : shapes) {
     for (const int32_t window : {1, 5, 16}) {
       for (const auto& [name, op] : ops()) {

@@ -100,10 +100,11 @@ class SelectTokens : public ::testing::TestWithParam<CpuIsa> {};
 
 TEST_P(SelectTokens, EqualsReferenceOverStepsOfMixedBatches) {
   TestContext t(GetParam());
-  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},     {1, 1, 64, 16, DType::kBF16},
-                                   {3, 2, 64, 8, DType::kF32},        {1, 7, 128, 32, DType::kBF16},
-                                   {2, 5, 32, 4, DType::kF32},        {1, 3, 96, 96, DType::kBF16},
-                                   {1, 16, 64, 128 / 2, DType::kBF16}};
+  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},      {1, 1, 64, 16, DType::kBF16},
+                                   {3, 2, 64, 8, DType::kF32},         {1, 7, 128, 32, DType::kBF16},
+                                   {2, 5, 32, 4, DType::kF32},         {1, 3, 96, 96, DType::kBF16},
+                                   {1, 16, 64, 128 / 2, DType::kBF16}, {2, 4, 128, 16, DType::kE4M3},
+                                   {1, 3, 96, 96, DType::kE4M3},       {1, 2, 24, 16, DType::kE4M3}};
   for (size_t n = 0; n < std::size(shapes); ++n) {
     const SelectingShape& shape = shapes[n];
     const uint64_t seed = 400 + n;
@@ -191,7 +192,7 @@ TEST_P(SelectTokens, BatchAndThreadsChangeNoBit) {
 TEST_P(SelectTokens, ABudgetOfTheWholeLengthIsDense) {
   Random random(42);
   TestContext t(GetParam());
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kE4M3}) {
     SelectingBatch b(random, {2, 2, 64, 16, dtype}, {{1, 1}, {64, 64}, {200, 200}, {700, 700}});
     b.Write();
     for (TestSequence& s : b.sequences()) s.budget = 700;

@@ -92,6 +92,7 @@ void RunSteps(Op op, const KernelContext& ctx, const SelectingShape& shape, Keys
 TEST(SparseAttentionRef, EqualsTheOracle) {
   RunSteps(ref::SparseAttention, {}, SparseShape(2, 2, 64), Keys::kNormal, 900);
   RunSteps(ref::SparseAttention, {}, SparseShape(1, 3, 32, DType::kF32), Keys::kSinks, 901);
+  RunSteps(ref::SparseAttention, {}, SparseShape(2, 2, 64, DType::kE4M3), Keys::kHeavyTail, 902);
 }
 
 class SparseAttention : public ::testing::TestWithParam<CpuIsa> {};
@@ -103,6 +104,8 @@ TEST_P(SparseAttention, EqualsTheOracleOverStepsOfMixedBatches) {
     RunSteps(cpu::SparseAttention, t.ctx, SparseShape(2, 4, 128), keys, ++seed);
   RunSteps(cpu::SparseAttention, t.ctx, SparseShape(1, 7, 64), Keys::kHeavyTail, ++seed);
   RunSteps(cpu::SparseAttention, t.ctx, SparseShape(3, 1, 40, DType::kF32), Keys::kNormal, ++seed);
+  for (const Keys keys : {Keys::kNormal, Keys::kSinks, Keys::kHeavyTail})
+    RunSteps(cpu::SparseAttention, t.ctx, SparseShape(2, 4, 128, DType::kE4M3), keys, ++seed);
 }
 INSTANTIATE_TEST_SUITE_P(Isa, SparseAttention, ::testing::ValuesIn(MachineIsas()), IsaParam);
 

@@ -11,7 +11,7 @@ using namespace testing;  // NOLINT(google-build-using-namespace)
 TEST(ValueDeviation, IsTheSquaredDistanceToTheCachedValues) {
   Random random(97);
   constexpr int32_t kDim = 16, kLen = 150;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
     TestPool pool(dtype, kDim, 8);
     std::vector<TestStream> streams;
     std::vector<std::span<const int32_t>> tables;
@@ -27,8 +27,8 @@ TEST(ValueDeviation, IsTheSquaredDistanceToTheCachedValues) {
       double sum = 0;
       for (int h = 0; h < 2; ++h) {
         for (int c = 0; c < kDim; ++c) {
-          float cached = streams[h].v[positions[i] * kDim + c];
-          if (dtype == DType::kBF16) cached = ToFloat(ToBf16(cached));
+          const int32_t page = streams[h].page_table[positions[i] / 64];
+          const float cached = KvElement(pool.view(), pool.view().v(page), positions[i] % 64, c);
           sum += std::pow(static_cast<double>(qkv[i * 8 * kDim + (6 + h) * kDim + c]) - cached, 2);
         }
       }

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/common/kv_rows.h"
 #include "tests/kernels/support/kernel_test_util.h"
 
 namespace spl::kernels::testing {
@@ -56,10 +56,9 @@ inline bool Visible(const HeadVisibility& v, std::span<const int32_t> indices, i
 class TestPool {
  public:
   TestPool(DType dtype, int32_t head_dim, int32_t num_pages)
-      : bytes_(static_cast<size_t>(num_pages) * 2 * kPageTokens * head_dim * DTypeBytes(dtype) + 64) {
+      : bytes_(static_cast<size_t>(num_pages) * KvPageBytes(dtype, head_dim) + 64, kNan) {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     view_ = {bytes_.data() + (64 - address % 64) % 64, dtype, head_dim, num_pages};
-    Poison();
     free_.resize(num_pages);
     std::iota(free_.begin(), free_.end(), 0);
   }
@@ -109,31 +108,39 @@ class TestPool {
   }
 
  private:
-  void Poison() {
-    const size_t elements = (bytes_.size() - 64) / DTypeBytes(view_.dtype);
-    for (size_t i = 0; i < elements; ++i) {
-      if (view_.dtype == DType::kF32) {
-        reinterpret_cast<float*>(view_.base)[i] = std::numeric_limits<float>::quiet_NaN();
-      } else {
-        reinterpret_cast<bf16*>(view_.base)[i] = bf16{0x7fc0};
-      }
-    }
-  }
+  static constexpr std::byte kNan{0xff};  // of these bytes everything is NaN in every type
 
   void Write(std::byte* half, int32_t slot, const float* row) {
-    for (int32_t c = 0; c < view_.head_dim; ++c) {
-      const size_t at = static_cast<size_t>(slot) * view_.head_dim + c;
-      if (view_.dtype == DType::kF32) {
-        reinterpret_cast<float*>(half)[at] = row[c];
-      } else {
-        reinterpret_cast<bf16*>(half)[at] = ToBf16(row[c]);
-      }
-    }
+    StoreKvRow(view_.dtype, view_.head_dim, half, slot, row);
   }
 
   std::vector<std::byte> bytes_;
   KvPoolView view_;
   std::vector<int32_t> free_;
+};
+
+// The pages of a pool in another type, each row rounded once, under the same numbers.
+class ConvertedPages {
+ public:
+  ConvertedPages(const KvPoolView& from, DType to)
+      : bytes_(static_cast<size_t>(from.num_pages) * KvPageBytes(to, from.head_dim)) {
+    view_ = {bytes_.data(), to, from.head_dim, from.num_pages, from.first_page};
+    std::vector<float> row(static_cast<size_t>(from.head_dim));
+    for (int32_t page = from.first_page; page < from.first_page + from.num_pages; ++page) {
+      for (int32_t slot = 0; slot < kPageTokens; ++slot) {
+        LoadKvRow(from.dtype, from.head_dim, from.k(page), slot, row.data());
+        StoreKvRow(to, from.head_dim, view_.k(page), slot, row.data());
+        LoadKvRow(from.dtype, from.head_dim, from.v(page), slot, row.data());
+        StoreKvRow(to, from.head_dim, view_.v(page), slot, row.data());
+      }
+    }
+  }
+  const KvPoolView& view() const { return view_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  KvPoolView view_;
 };
 
 }  // namespace spl::kernels::testing

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -101,7 +102,8 @@ class SelectingBatch {
     q_ = random.Normals(lengths.size() * shape.q_width());
   }
   SelectingBatch(Random& random, const SelectingShape& shape, const std::vector<std::pair<int32_t, int32_t>>& lengths)
-      : SelectingBatch(random, shape, lengths, CompactKeys{shape.head_dim, shape.num_dims}.page_tokens()) {}
+      : SelectingBatch(random, shape, lengths, CompactKeys{shape.head_dim, shape.num_dims, shape.dtype}.page_tokens()) {
+  }
 
   // Once K and V are as they shall be: gives pages to the streams and writes [0, kv_len) of each.
   void Write() {
@@ -185,25 +187,28 @@ class SelectingBatch {
 
   // As the pool has it.
   double Key(size_t stream_index, int32_t j, int32_t c) {
-    const float x = stream(stream_index).k[static_cast<size_t>(j) * shape_.head_dim + c];
-    return shape_.dtype == DType::kF32 ? x : ToFloat(ToBf16(x));
+    const float* const row = &stream(stream_index).k[static_cast<size_t>(j) * shape_.head_dim];
+    if (shape_.dtype != DType::kE4M3) return shape_.dtype == DType::kF32 ? row[c] : ToFloat(ToBf16(row[c]));
+    float amax = 0;
+    for (int32_t i = 0; i < shape_.head_dim; ++i) amax = std::max(amax, std::fabs(row[i]));
+    const uint8_t scale = RowScaleOf(amax);
+    return E4M3ToFloat(FloatToE4M3(row[c] * InverseRowScale(scale))) * RowScaleValue(scale);
   }
 
-  // Whether compact slot i of every candidate has the bits of dimension dims[i] of its key.
+  // Whether compact slot i of every candidate has dimension dims[i] of its key, bit for bit.
   ::testing::AssertionResult CompactKeysAreThoseOf(size_t stream_index, std::span<const int32_t> dims) {
     const TestSequence& s = sequence_of(stream_index);
-    const CompactKeys compact{shape_.head_dim, shape_.num_dims};
+    const CompactKeys compact{shape_.head_dim, shape_.num_dims, shape_.dtype};
     const KvPoolView& pool = pool_->view();
-    const size_t size = DTypeBytes(shape_.dtype);
     const size_t head = stream_index % static_cast<size_t>(shape_.kv_heads);
     for (int32_t j = 0; j < s.candidates(head); ++j) {
       const int32_t position = s.position(head, j);
       const std::byte* key = pool.k(stream(stream_index).page_table[position / kPageTokens]);
       const std::byte* page = pool.k(s.compact[stream_index % shape_.kv_heads][j / compact.page_tokens()]);
       for (int32_t i = 0; i < shape_.num_dims; ++i) {
-        const size_t from = static_cast<size_t>(position % kPageTokens) * shape_.head_dim + dims[i];
-        const size_t at = static_cast<size_t>(compact.element(j)) + static_cast<size_t>(i) * kPageTokens;
-        if (std::memcmp(key + from * size, page + at * size, size) != 0)
+        const float want = KvElement(pool, key, position % kPageTokens, dims[i]);
+        const float got = LoadElement(page, compact.dtype(), compact.element(j) + int64_t{i} * kPageTokens);
+        if (std::bit_cast<uint32_t>(got) != std::bit_cast<uint32_t>(want))
           return ::testing::AssertionFailure() << "stream " << stream_index << ", position " << j << ", slot " << i;
       }
     }
@@ -224,7 +229,7 @@ class SelectingBatch {
     for (const auto& [kv_len, max_len] : lengths) {
       pages += shape.kv_heads * ((max_len + kPageTokens - 1) / kPageTokens + (max_len + page_tokens - 1) / page_tokens);
       // And a list of everything.
-      const size_t page_bytes = 2 * kPageTokens * DTypeBytes(shape.dtype) * static_cast<size_t>(shape.head_dim);
+      const size_t page_bytes = KvPageBytes(shape.dtype, shape.head_dim);
       pages += shape.kv_heads * static_cast<int32_t>(ListPages(max_len, page_bytes));
     }
     return std::make_unique<TestPool>(shape.dtype, shape.head_dim, pages);

@@ -18,8 +18,7 @@ inline SelectingShape SparseShape(int32_t kv_heads, int32_t group, int32_t head_
   return {kv_heads, group, head_dim, kPackedDims, dtype};
 }
 inline int32_t PackedPageTokens(const SelectingShape& shape) {
-  return PackedKeys{int64_t{2} * kPageTokens * shape.head_dim * static_cast<int64_t>(DTypeBytes(shape.dtype))}
-      .page_tokens();
+  return PackedKeys{static_cast<int64_t>(KvPageBytes(shape.dtype, shape.head_dim))}.page_tokens();
 }
 
 // How the keys of a stream are distributed.
