@@ -149,7 +149,7 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--tp", flags.tp, "tensor parallelism: GPUs over which the model is split, from the first on")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
-  app.add_option("--kv-dtype", flags.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, kKvDtypeHelp)->capture_default_str();
   AddByteSizeOrAutoOption(app, "--kv-bytes", flags.kv_bytes,
                           "size of the KV page pool, over all GPUs of --tp, e.g. 4GiB; auto: the free memory of the "
                           "GPU after the weights minus a margin, on the CPU a quarter of the available memory; never "
@@ -288,8 +288,10 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
     options.kv_dtype = kernels::DType::kF32;
   else if (kv_dtype == "bf16")
     options.kv_dtype = kernels::DType::kBF16;
+  else if (kv_dtype == "fp8")
+    options.kv_dtype = kernels::DType::kE4M3;
   else if (kv_dtype != "auto")
-    return InvalidArgument("--kv-dtype is '{}', not auto, f32 or bf16", kv_dtype);
+    return InvalidArgument("--kv-dtype is '{}', not auto, f32, bf16 or fp8", kv_dtype);
   options.quantize = engine::QuantizeToFromName(source.quantize);
   options.quantize_activations = source.fp8_activations;
   options.on_progress = std::move(on_progress);

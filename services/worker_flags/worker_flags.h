@@ -36,6 +36,9 @@ struct ModelSource {
   bool fp8_activations = true;            // ModelOptions::quantize_activations
 };
 
+inline constexpr char kKvDtypeHelp[] =
+    "type of cached K and V: auto (as the weights: f32 or bf16), f32, bf16 or fp8; the same for all workers";
+
 inline constexpr char kNoAsyncSchedulingHelp[] =
     "GPU only: start a decode step after the tokens of the step before it are known; slower, for comparison";
 
@@ -107,8 +110,8 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 absl::Status CheckAddresses(const WorkerFlags& flags);
 
 // Makes the backend by name and loads the model from its source; fetches nothing. InvalidArgument names the flag or
-// file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it. `on_progress`:
-// ModelOptions::on_progress.
+// file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it. `kv_dtype`: the
+// value of --kv-dtype. `on_progress`: ModelOptions::on_progress.
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
     const ModelSource& source, const std::string& backend, const std::string& kv_dtype, int32_t tp = 1,
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress = nullptr);

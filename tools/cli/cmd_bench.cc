@@ -319,7 +319,7 @@ void AddCapacityOptions(CLI::App& app, Flags& flags, AddedOptions& added) {
       ->needs(added.capacity)
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
-  app.add_option("--kv-dtype", flags.kv_dtype, "With --capacity: auto, f32 or bf16")
+  app.add_option("--kv-dtype", flags.kv_dtype, "With --capacity: auto, f32, bf16 or fp8")
       ->needs(added.capacity)
       ->capture_default_str();
   app.add_option("--threads", flags.room.num_threads, "With --capacity: compute threads; 0: one per core")

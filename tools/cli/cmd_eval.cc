@@ -114,6 +114,7 @@ absl::StatusOr<std::unique_ptr<Source>> OpenSource(const Flags& flags, bool need
   options.http_listen = "127.0.0.1:0";
   options.grpc_listen = "127.0.0.1:0";
   options.backend = flags.source.backend;
+  options.kv_dtype = flags.source.kv_dtype;
   options.num_threads = flags.source.num_threads;
   options.kv_bytes = flags.kv_bytes;
   SPLICE_ASSIGN_OR_RETURN(source->cluster, LocalCluster::Start(options));
@@ -150,8 +151,8 @@ absl::Status RunPerplexity(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::Tokenizer::Load(text_dir));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<PerplexityWindow> windows,
                           LoadPerplexityWindows(flags.perplexity_file, *tokenizer, flags.perplexity));
-  SPLICE_ASSIGN_OR_RETURN(const auto model,
-                          LoadModelAndShow(flags.source.model, flags.source.backend, "auto", flags.source.tp));
+  SPLICE_ASSIGN_OR_RETURN(const auto model, LoadModelAndShow(flags.source.model, flags.source.backend,
+                                                             flags.source.kv_dtype, flags.source.tp));
   std::vector<PerplexityResult> results;
   ProgressLine progress;
   const size_t total = windows.size() * flags.decode.size();

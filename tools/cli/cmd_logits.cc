@@ -77,7 +77,7 @@ Command MakeLogitsCommand(CLI::App& root) {
   app.add_option("--ids", flags->ids_file, "JSON file with a list of lists of token ids")->required();
   app.add_option("--output", flags->output_file, "safetensors file to write")->required();
   app.add_option("--backend", flags->backend, "auto, cpu or cuda")->capture_default_str();
-  app.add_option("--kv-dtype", flags->kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-dtype", flags->kv_dtype, kKvDtypeHelp)->capture_default_str();
   app.add_option("--threads", flags->num_threads, "compute threads; 0: one per core")->check(CLI::Range(0, 1024));
   return {&app, [flags]() -> absl::Status {
             SPLICE_RETURN_IF_ERROR(ResolveModel(flags->model.dir));

@@ -122,7 +122,7 @@ void AddAccessFlags(CLI::App& app, LocalClusterOptions& c) {
 
 void AddKvFlags(CLI::App& app, LocalClusterOptions& c) {
   app.option_defaults()->group("KV cache and chunk store");
-  app.add_option("--kv-dtype", c.kv_dtype, "type of cached K and V: auto, f32 or bf16")->capture_default_str();
+  app.add_option("--kv-dtype", c.kv_dtype, kKvDtypeHelp)->capture_default_str();
   app.add_option("--kv-transport", c.kv_transport,
                  "how KV travels from prefill to decode: auto, device (GPU to GPU), shm or tcp")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))

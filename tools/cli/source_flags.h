@@ -23,6 +23,8 @@ inline void AddSourceFlags(CLI::App& app, SourceFlags& flags) {
   app.add_option("--tokenizer", flags.tokenizer_dir,
                  "folder with tokenizer.json; default: the model folder; needed with --random-weights");
   app.add_option("--backend", flags.backend, "with --model: auto, cpu or cuda")->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, "with --model: type of cached K and V: auto, f32, bf16 or fp8")
+      ->capture_default_str();
   app.add_option("--tp", flags.tp, "with --model: tensor parallelism, GPUs or ranks")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();

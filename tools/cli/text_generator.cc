@@ -262,7 +262,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeLocalTextGenerator(const Sour
                                                      .max_context = 1,  // not read here: the engine checks the length
                                                      .special_tokens_in_text = flags.special_tokens_in_text,
                                                      .generation_config = flags.generation_config}));
-  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModelAndShow(flags.model, flags.backend, "auto", flags.tp));
+  SPLICE_ASSIGN_OR_RETURN(auto model, LoadModelAndShow(flags.model, flags.backend, flags.kv_dtype, flags.tp));
   SPLICE_ASSIGN_OR_RETURN(local->generator, engine::LocalGenerator::Create(
                                                 std::move(model), {.executor = {.num_threads = flags.num_threads}}));
   return local;

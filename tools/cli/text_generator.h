@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<TextGenerator>> MakeGrpcGenerator(const Endpoint&
 struct SourceFlags {
   ModelSource model;
   std::string tokenizer_dir, endpoint, api_key, ca_file;
-  std::string backend = "auto";
+  std::string backend = "auto", kv_dtype = "auto";
   int32_t num_threads = 0;
   int32_t tp = 1;
   // Used for a model in this process (router::ServedModelOptions); a server has its own.

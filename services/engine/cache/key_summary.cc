@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/common/kv_rows.h"
 #include "services/base/check.h"
 
 namespace spl::engine {
@@ -10,31 +11,20 @@ namespace {
 
 constexpr int32_t kKeys = kernels::kPageTokens;
 
-float At(const std::byte* values, kernels::DType dtype, size_t i) {
-  return dtype == kernels::DType::kF32 ? reinterpret_cast<const float*>(values)[i]
-                                       : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(values)[i]);
-}
-
-void Put(std::byte* values, kernels::DType dtype, size_t i, float value) {
-  if (dtype == kernels::DType::kF32)
-    reinterpret_cast<float*>(values)[i] = value;
-  else
-    reinterpret_cast<kernels::bf16*>(values)[i] = kernels::ToBf16(value);
-}
-
-// `sums` and `key` are scratch of head_dim.
+// `sums` is scratch of head_dim.
 void SummarizePage(const std::byte* page, kernels::DType dtype, std::vector<double>& sums, std::byte* out) {
-  const size_t dim = sums.size();
+  const auto dim = static_cast<int32_t>(sums.size());
+  const auto key = [&](int32_t j, int32_t c) { return kernels::KvElement(dtype, dim, page, j, c); };
   std::fill(sums.begin(), sums.end(), 0.0);
-  for (size_t j = 0; j < kKeys; ++j) {
-    for (size_t c = 0; c < dim; ++c) sums[c] += At(page, dtype, j * dim + c);
+  for (int32_t j = 0; j < kKeys; ++j) {
+    for (int32_t c = 0; c < dim; ++c) sums[c] += key(j, c);
   }
-  size_t far = 0;
+  int32_t far = 0;
   double farthest = -1;
-  for (size_t j = 0; j < kKeys; ++j) {
+  for (int32_t j = 0; j < kKeys; ++j) {
     double distance = 0;
-    for (size_t c = 0; c < dim; ++c) {
-      const double d = At(page, dtype, j * dim + c) - sums[c] / kKeys;
+    for (int32_t c = 0; c < dim; ++c) {
+      const double d = key(j, c) - sums[c] / kKeys;
       distance += d * d;
     }
     if (distance > farthest) {
@@ -42,17 +32,19 @@ void SummarizePage(const std::byte* page, kernels::DType dtype, std::vector<doub
       far = j;
     }
   }
-  for (size_t c = 0; c < dim; ++c) {
-    const float apart = At(page, dtype, far * dim + c);
-    Put(out, dtype, c, apart);
-    Put(out, dtype, dim + c, static_cast<float>((sums[c] - apart) / (kKeys - 1)));
+  const kernels::DType derived = kernels::DerivedKeyType(dtype);
+  for (int32_t c = 0; c < dim; ++c) {
+    const float apart = key(far, c);
+    kernels::StoreElement(out, derived, c, apart);
+    kernels::StoreElement(out, derived, dim + c, static_cast<float>((sums[c] - apart) / (kKeys - 1)));
   }
 }
 
 }  // namespace
 
 size_t KeySummaryBytes(int32_t num_pages, int32_t head_dim, kernels::DType dtype) {
-  return static_cast<size_t>(num_pages) * 2 * static_cast<size_t>(head_dim) * kernels::DTypeBytes(dtype);
+  return static_cast<size_t>(num_pages) * 2 * static_cast<size_t>(head_dim) *
+         kernels::DTypeBytes(kernels::DerivedKeyType(dtype));
 }
 
 KeySummary SummarizeKeys(const PagePool& pool, int32_t stream, int32_t first_page, std::span<const int32_t> pages) {
@@ -69,6 +61,7 @@ KeySummary SummarizeKeys(const PagePool& pool, int32_t stream, int32_t first_pag
 
 double LogMassBelow(const KeySummary& summary, kernels::DType dtype, std::span<const float> q, float sm_scale) {
   const double rounding = dtype == kernels::DType::kF32 ? 0x1p-20 : 0x1p-8;
+  const kernels::DType derived = kernels::DerivedKeyType(dtype);
   const size_t dim = q.size();
   const size_t bytes = KeySummaryBytes(1, static_cast<int32_t>(dim), dtype);
   const double log_others = std::log(kKeys - 1.0);
@@ -85,8 +78,8 @@ double LogMassBelow(const KeySummary& summary, kernels::DType dtype, std::span<c
     const std::byte* keys = summary.keys.data() + static_cast<size_t>(page) * bytes;
     double apart = 0, mean = 0, size = 0;
     for (size_t c = 0; c < dim; ++c) {
-      apart += double{q[c]} * At(keys, dtype, c);
-      const double product = double{q[c]} * At(keys, dtype, dim + c);
+      apart += double{q[c]} * kernels::LoadElement(keys, derived, static_cast<int64_t>(c));
+      const double product = double{q[c]} * kernels::LoadElement(keys, derived, static_cast<int64_t>(dim + c));
       mean += product;
       size += std::abs(product);
     }

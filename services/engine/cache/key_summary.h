@@ -2,7 +2,7 @@
 // (docs/methods/redknot.md, "Restore"). RedKnot gives no rule for restoring while decoding: this definition is ours.
 //
 // The summary of a page of 64 keys is the key k* that is farthest from the mean of all (ties to the first), and the
-// mean m of the other 63. Stored in the pool's type, it has 1/32 of the bytes of K.
+// mean m of the other 63. Stored in the pool's type, it has 1/32 of the bytes of K; in a pool of kE4M3 it is bf16.
 //
 //   L_h = Σ over the pages of  exp(s <q_h, k*>) + 63 exp(s (<q_h, m> - ε Σ_c |q_h,c m_c|))      s: sm_scale
 //
@@ -33,10 +33,10 @@ struct KeySummary {
   int32_t stream = 0;  // layer * num_kv_heads + head
   int32_t first_page = 0;
   int32_t num_pages = 0;
-  std::vector<std::byte> keys;  // [num_pages][k*, m][head_dim], in the pool's type
+  std::vector<std::byte> keys;  // [num_pages][k*, m][head_dim], in the DerivedKeyType of the pool's type
 };
 
-// Size of KeySummary::keys in bytes.
+// Size of KeySummary::keys in bytes. `dtype`: the pool's, here and below.
 size_t KeySummaryBytes(int32_t num_pages, int32_t head_dim, kernels::DType dtype);
 
 // Summarizes these pages. REQUIRES: the pool is in host memory, and the pages are not written meanwhile. Cost: reads

@@ -5,8 +5,10 @@
 #include <bit>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "kernels/common/kv_pool.h"
+#include "kernels/common/kv_rows.h"
 #include "services/base/check.h"
 
 namespace spl::engine {
@@ -115,8 +117,25 @@ void DequantizeRow(const std::byte* from, int32_t head_dim, int32_t group, T* ro
   }
 }
 
-void CheckDType(kernels::DType dtype) {
-  SPLICE_CHECK(dtype == kernels::DType::kF32 || dtype == kernels::DType::kBF16, "pages are f32 or bf16");
+// Rows of kE4M3 are widened on their way.
+void QuantizeCodes(std::span<const std::byte> page, int32_t head_dim, int32_t group, std::byte* to) {
+  std::vector<float> row(static_cast<size_t>(head_dim));
+  for (const std::span<const std::byte> half : {page.first(page.size() / 2), page.last(page.size() / 2)}) {
+    for (int32_t slot = 0; slot < kernels::kPageTokens; ++slot, to += RowBytes(head_dim, group)) {
+      kernels::LoadKvRow(kernels::DType::kE4M3, head_dim, half.data(), slot, row.data());
+      QuantizeRow(row.data(), head_dim, group, to);
+    }
+  }
+}
+
+void DequantizeCodes(const std::byte* from, int32_t head_dim, int32_t group, std::byte* page) {
+  std::vector<float> row(static_cast<size_t>(head_dim));
+  for (const size_t at : {size_t{0}, kernels::HalfPageBytes(kernels::DType::kE4M3, head_dim)}) {
+    for (int32_t slot = 0; slot < kernels::kPageTokens; ++slot, from += RowBytes(head_dim, group)) {
+      DequantizeRow(from, head_dim, group, row.data());
+      kernels::StoreKvRow(kernels::DType::kE4M3, head_dim, page + at, slot, row.data());
+    }
+  }
 }
 
 }  // namespace
@@ -136,8 +155,9 @@ size_t QuantizedChunkBytes(const ModelConfig& config, int32_t first_layer) {
 }
 
 void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t head_dim, std::byte* to) {
-  CheckDType(dtype);
+  SPLICE_CHECK(page.size() == kernels::KvPageBytes(dtype, head_dim), "one page");
   const int32_t group = QuantizedGroup(head_dim);
+  if (dtype == kernels::DType::kE4M3) return QuantizeCodes(page, head_dim, group, to);
   const size_t row_bytes = page.size() / kRows, to_bytes = RowBytes(head_dim, group);
   for (size_t r = 0; r < kRows; ++r, to += to_bytes) {
     const std::byte* const row = page.data() + r * row_bytes;
@@ -150,9 +170,9 @@ void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t
 }
 
 void DequantizePage(std::span<const std::byte> quantized, kernels::DType dtype, int32_t head_dim, std::byte* page) {
-  CheckDType(dtype);
   SPLICE_CHECK(quantized.size() == QuantizedPageBytes(head_dim), "one page");
   const int32_t group = QuantizedGroup(head_dim);
+  if (dtype == kernels::DType::kE4M3) return DequantizeCodes(quantized.data(), head_dim, group, page);
   const size_t row_bytes = static_cast<size_t>(head_dim) * kernels::DTypeBytes(dtype);
   const size_t from_bytes = RowBytes(head_dim, group);
   const std::byte* from = quantized.data();

@@ -23,10 +23,12 @@ size_t QuantizedPageBytes(int32_t head_dim);
 // Bytes of all quantized pages of 64 tokens in layers [first_layer, num_layers).
 size_t QuantizedChunkBytes(const ModelConfig& config, int32_t first_layer);
 
-// `page`: K then V, each [64, head_dim] of `dtype` (kF32 or kBF16), all finite. Writes QuantizedPageBytes to `to`.
+// `page`: K then V, each [64, head_dim] of `dtype` (kF32, kBF16 or kE4M3 with its scales), all finite. Writes
+// QuantizedPageBytes to `to`.
 // Error of a value: at most half a step, plus the bf16 rounding of the group's minimum and step.
 void QuantizePage(std::span<const std::byte> page, kernels::DType dtype, int32_t head_dim, std::byte* to);
-// The reverse; any bytes give a page. Cost: about a nanosecond for three values, on one core.
+// The reverse; any bytes give a page. kE4M3: the values are rounded once more, to codes. Cost: about a nanosecond for
+// three values of f32 or bf16, on one core.
 void DequantizePage(std::span<const std::byte> quantized, kernels::DType dtype, int32_t head_dim, std::byte* page);
 
 }  // namespace spl::engine

@@ -1,9 +1,9 @@
 #include "services/engine/cache/segment_io.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
 #include "services/engine/cache/chunk_io.h"
@@ -31,7 +31,10 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
   if (in_first < count) {
     for (int32_t s = 0; s < num_streams; ++s) pages.push_back(source.page(s, offset + count - 1));
   }
-  const size_t page_bytes = model.page_bytes(), half = page_bytes / 2, row = half / kernels::kPageTokens;
+  const size_t page_bytes = model.page_bytes(), half = page_bytes / 2;
+  const auto copy = [&](const std::byte* from, int32_t from_slot, std::byte* to, int32_t to_slot, int32_t tokens) {
+    kernels::CopyKvRows(model.kv_dtype(), model.config().head_dim, from, from_slot, to, to_slot, tokens);
+  };
   std::vector<std::byte> read(pages.size() * page_bytes);
   if (absl::Status status = source.pool().ReadPages(pages, read.data()); !status.ok()) return status;
   chunk::Chunk chunk;
@@ -39,9 +42,9 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
   for (int32_t s = 0; s < num_streams; ++s) {
     for (const size_t part : {size_t{0}, half}) {  // K, then V
       std::byte* const to = chunk.payload.data() + s * page_bytes + part;
-      std::memcpy(to, read.data() + s * page_bytes + part + slot * row, in_first * row);
+      copy(read.data() + s * page_bytes + part, slot, to, 0, in_first);
       if (in_first < count)
-        std::memcpy(to + in_first * row, read.data() + (num_streams + s) * page_bytes + part, (count - in_first) * row);
+        copy(read.data() + (num_streams + s) * page_bytes + part, 0, to, in_first, count - in_first);
     }
   }
   chunk.header = {.key = key,

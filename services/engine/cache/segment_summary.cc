@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/common/dtype.h"
+#include "kernels/common/kv_rows.h"
 #include "services/base/status.h"
 
 namespace spl::engine {
@@ -20,11 +20,6 @@ void Turn(std::span<float> heads, std::span<const double> cos, std::span<const d
       heads[head + half + c] = static_cast<float>(y * cos[c] + x * sin[c]);
     }
   }
-}
-
-double ElementOf(const std::byte* k, kernels::DType dtype, size_t at) {
-  return dtype == kernels::DType::kF32 ? double{reinterpret_cast<const float*>(k)[at]}
-                                       : double{kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(k)[at])};
 }
 
 }  // namespace
@@ -62,7 +57,7 @@ std::vector<int32_t> MostAttended(std::span<const float> scores) {
 absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelConfig& config,
                                              kernels::DType kv_dtype) {
   const auto d = static_cast<size_t>(config.head_dim), heads = static_cast<size_t>(config.num_kv_heads);
-  const size_t page_bytes = 2 * kernels::kPageTokens * d * kernels::DTypeBytes(kv_dtype);
+  const size_t page_bytes = kernels::KvPageBytes(kv_dtype, config.head_dim);
   const auto num_tiles = static_cast<size_t>(PagesFor(hit.num_tokens));
   const int32_t first_slot = hit.source->slot(hit.offset);
   const int32_t num_pages = PagesFor(first_slot + hit.num_tokens);
@@ -71,6 +66,7 @@ absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelC
   std::vector<int32_t> pages(num_pages);
   std::vector<std::byte> read(pages.size() * page_bytes);
   std::vector<double> sum(d);
+  std::vector<float> key(d);
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     for (size_t head = 0; head < heads; ++head) {
       const int32_t stream = layer * config.num_kv_heads + static_cast<int32_t>(head);
@@ -84,8 +80,8 @@ absl::StatusOr<SegmentSummary> SummarizeKeys(const SegmentHit& hit, const ModelC
         std::fill(sum.begin(), sum.end(), 0);
         for (int32_t token = first_slot + begin; token < first_slot + end; ++token) {
           const std::byte* const k = read.data() + static_cast<size_t>(token / kernels::kPageTokens) * page_bytes;
-          const size_t row = static_cast<size_t>(token % kernels::kPageTokens) * d;
-          for (size_t c = 0; c < d; ++c) sum[c] += ElementOf(k, kv_dtype, row + c);
+          kernels::LoadKvRow(kv_dtype, config.head_dim, k, token % kernels::kPageTokens, key.data());
+          for (size_t c = 0; c < d; ++c) sum[c] += key[c];
         }
         float* const to =
             summary.tile_means.data() + ((static_cast<size_t>(layer) * num_tiles + tile) * heads + head) * d;

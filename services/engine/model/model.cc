@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/common/kv_rows.h"
 #include "services/base/status.h"
 #include "services/engine/model/checkpoint.h"
 #include "services/engine/model/load_progress.h"
@@ -277,7 +278,8 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Build(ModelConfig config, const Ma
   model->config_ = std::move(config);
   const ModelConfig& c = model->config_;
   model->kv_dtype_ = options.kv_dtype.value_or(c.dtype == DType::kF32 ? DType::kF32 : DType::kBF16);
-  if (model->kv_dtype_ == DType::kF16) return InvalidArgument("kv_dtype f16 is not supported (f32, bf16)");
+  if (!kernels::IsKvType(model->kv_dtype_))
+    return InvalidArgument("kv_dtype {} is not supported (f32, bf16, fp8)", kernels::DTypeName(model->kv_dtype_));
   const bool at_load = options.quantize != QuantizeTo::kNone;
   const bool int4 = at_load ? options.quantize == QuantizeTo::kInt4 : c.quantization.is_int4();
   model->weight_dtype_ = int4 ? DType::kInt4 : at_load || c.quantization.quantized() ? DType::kE4M3 : c.dtype;
@@ -386,9 +388,7 @@ std::vector<const kernels::Backend*> Model::backends() const {
   return backends;
 }
 
-size_t Model::page_bytes() const {
-  return 2ull * kernels::kPageTokens * config_.head_dim * kernels::DTypeBytes(kv_dtype_);
-}
+size_t Model::page_bytes() const { return kernels::KvPageBytes(kv_dtype_, config_.head_dim); }
 
 kernels::RopeTable ModelShard::rope() const {
   return {static_cast<const float*>(rope_cos_->data()), static_cast<const float*>(rope_sin_->data()),

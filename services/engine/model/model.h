@@ -39,7 +39,7 @@ struct LayerWeights {
 };
 
 struct ModelOptions {
-  // Type of cached K and V. Default: kF32 for float32 weights, bf16 for 16-bit weights.
+  // Type of cached K and V: kF32, kBF16 or kE4M3. Default: kF32 for float32 weights, bf16 for 16-bit weights.
   std::optional<kernels::DType> kv_dtype;
   // Path of a head_classes.json; "auto": the file beside the model, if there is one; "none". For random weights: a
   // path, or the name of a preset, whose global heads are spread evenly; "auto" is "none".

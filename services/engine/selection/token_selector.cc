@@ -19,7 +19,7 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
     case TokenScoring::kNone:
       break;
     case TokenScoring::kCompactKeys:
-      needs.page_tokens = kernels::CompactKeys{config.head_dim, plan.num_dims}.page_tokens();
+      needs.page_tokens = kernels::CompactKeys{config.head_dim, plan.num_dims, model.kv_dtype()}.page_tokens();
       needs.num_dims = plan.num_dims;
       break;
     case TokenScoring::kPackedKeys:
@@ -27,7 +27,7 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
       needs.num_dims = plan.num_dims;
       break;
     case TokenScoring::kPageBounds:
-      needs.page_tokens = kernels::kBoundPageTokens;
+      needs.page_tokens = kernels::BoundPageTokens(model.kv_dtype());
       break;
     case TokenScoring::kQueryWindow:
       needs.fixed_pages = kernels::QueryWindow{.head_dim = config.head_dim,

@@ -14,9 +14,9 @@ void Fusion::BeginPass(std::span<const int32_t> positions) {
 
 absl::Status Fusion::Run(const LayerView& view, kernels::FuseStep step) {
   const ModelConfig& c = view.model.config();
-  const size_t row_bytes = static_cast<size_t>(2 * c.kv_size()) * kernels::DTypeBytes(view.pool.dtype);
-  SPLICE_RETURN_IF_ERROR(
-      GrowBuffer(view.backend(), view.session, saved_, static_cast<size_t>(view.max_rows) * row_bytes));
+  const size_t bytes =
+      kernels::FusedRowsBytes(view.pool.dtype, c.head_dim, int64_t{2} * view.max_rows * c.num_kv_heads);
+  SPLICE_RETURN_IF_ERROR(GrowBuffer(view.backend(), view.session, saved_, bytes));
   return view.backend().FuseRows(view.context(), {.step = step,
                                                   .pool = view.pool,
                                                   .num_kv_heads = c.num_kv_heads,
