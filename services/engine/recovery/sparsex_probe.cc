@@ -28,16 +28,17 @@ ScoreRequest SparseXProbePolicy::ProbeScores(const ReuseLayout& layout) const {
   return Scores(layout, end_ - scoring_, scoring_, share_);
 }
 
-int64_t SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
-  return CountOf(ProbeRows(layout)) * end_ +
-         (CountOf(RowsWithoutScores(layout)) + ProbeScores(layout).k) * config().num_layers;
+double SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
+  const int64_t rows = CountOf(ProbeRows(layout)) * end_ +
+                       (CountOf(RowsWithoutScores(layout)) + ProbeScores(layout).k) * config().num_layers;
+  return kProbeRowCost * static_cast<double>(rows);
 }
 
 void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
   if (layout.reused.empty()) return;  // nothing is recovered either way
   if (options().probe_layers == 0 || options().dense_layers >= 0 || !layout.copies_are_whole) return;
-  probes_ = options().probe_layers > 0 || CostOf(layout) < SparseXPolicy::CostOf(layout);
+  probes_ = options().probe_layers > 0 || CostOf(layout) < static_cast<double>(SparseXPolicy::CostOf(layout));
 }
 
 PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {

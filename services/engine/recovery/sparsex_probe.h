@@ -6,7 +6,7 @@
 // No layer computes every row, so the depth at which rows are chosen costs little: the fresh text's rows in these
 // layers. But the probe sees copies that lack their context, and rows that are not chosen keep theirs in all layers.
 // The fresh text is computed twice. Where it is long, dense layers cost less: unless the request names probe_layers,
-// the way with fewer rows is taken. With probe_layers 0 or dense_layers, or copies that lack lower layers, there is no
+// the way that costs less is taken. With probe_layers 0 or dense_layers, or copies that lack lower layers, there is no
 // probe, and this is SparseXPolicy.
 #pragma once
 
@@ -20,6 +20,10 @@ class SparseXProbePolicy : public SparseXPolicy {
   // Share of the reused tokens that a probe chooses by default: with half of it answers are lost that dense layers give
   // (docs/results/2026-11-26-probe-on-a-gpu.md).
   static constexpr double kProbeShare = 0.10;
+  // Time of a row on the way with a probe, in rows of the way with dense layers. Measured: 1.14 on a GPU
+  // (docs/results/2026-11-26-probe-on-a-gpu.md, "Time"), 1.3 to 1.4 on a CPU, for splice in the demo
+  // (docs/results/2026-11-26-splice-behind-a-probe.md).
+  static constexpr double kProbeRowCost = 1.2;
   // REQUIRES: the options are valid (ValidateReuseOptions).
   // `profile`: what holds for this model where the options say nothing; null: all layers, half of them, kProbeShare.
   // `least_share`: least share of the copies that is recomputed, with and without a probe, unless the options name one.
@@ -38,8 +42,8 @@ class SparseXProbePolicy : public SparseXPolicy {
   bool is_probing() const { return chooses_; }
 
  private:
-  // Rows that the probe and the rows behind it are, summed over layers.
-  int64_t CostOf(const ReuseLayout& layout) const;
+  // Cost of the probe and the rows behind it, in rows of SparseXPolicy::CostOf.
+  double CostOf(const ReuseLayout& layout) const;
   ScoreRequest ProbeScores(const ReuseLayout& layout) const;
 
   const double share_;     // share of the copies, unless the options name one
