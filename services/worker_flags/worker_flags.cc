@@ -261,6 +261,14 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
   return devices;
 }
 
+absl::StatusOr<std::optional<kernels::DType>> KvTypeFromName(const std::string& name) {
+  for (const kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kE4M3}) {
+    if (name == kernels::DTypeName(dtype)) return dtype;
+  }
+  if (name == "auto") return std::optional<kernels::DType>();
+  return InvalidArgument("--kv-dtype is '{}', not auto, f32, bf16 or fp8", name);
+}
+
 absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
     const ModelSource& source, const std::string& backend, const std::string& kv_dtype, int32_t tp,
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress) {
@@ -284,14 +292,7 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
   engine::ModelOptions options;
   options.head_classes = source.head_classes;
   options.recovery_profile = source.recovery_profile;
-  if (kv_dtype == "f32")
-    options.kv_dtype = kernels::DType::kF32;
-  else if (kv_dtype == "bf16")
-    options.kv_dtype = kernels::DType::kBF16;
-  else if (kv_dtype == "fp8")
-    options.kv_dtype = kernels::DType::kE4M3;
-  else if (kv_dtype != "auto")
-    return InvalidArgument("--kv-dtype is '{}', not auto, f32, bf16 or fp8", kv_dtype);
+  SPLICE_ASSIGN_OR_RETURN(options.kv_dtype, KvTypeFromName(kv_dtype));
   options.quantize = engine::QuantizeToFromName(source.quantize);
   options.quantize_activations = source.fp8_activations;
   options.on_progress = std::move(on_progress);

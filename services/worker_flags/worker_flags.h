@@ -109,6 +109,9 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 // InvalidArgument: --discovery is malformed, or no other program could reach the addresses of --listen and --advertise.
 absl::Status CheckAddresses(const WorkerFlags& flags);
 
+// The value of --kv-dtype: f32, bf16, fp8; none for auto.
+absl::StatusOr<std::optional<kernels::DType>> KvTypeFromName(const std::string& name);
+
 // Makes the backend by name and loads the model from its source; fetches nothing. InvalidArgument names the flag or
 // file; NotFound and FailedPrecondition name a file that is not there, and the command that fetches it. `kv_dtype`: the
 // value of --kv-dtype. `on_progress`: ModelOptions::on_progress.

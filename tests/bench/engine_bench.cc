@@ -68,6 +68,7 @@ struct Flags {
   std::string shape = "llama-3.1-8b";
   std::string backend = "cuda";
   std::string quantize = "none";
+  std::string kv_dtype = "auto";
   bool fp8_activations = true;
   int32_t tp = 1;
   std::vector<int32_t> prefill = {2048, 8192, 32768};
@@ -111,10 +112,12 @@ absl::Status RunBench(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(flags.backend, flags.tp));
   const kernels::Backend* const backend = devices[0].get();
   SPLICE_ASSIGN_OR_RETURN(const engine::RandomModel random, engine::ParseRandomModel(flags.shape));
+  SPLICE_ASSIGN_OR_RETURN(const auto kv_dtype, KvTypeFromName(flags.kv_dtype));
   const auto load_start = Clock::now();
   SPLICE_ASSIGN_OR_RETURN(const auto model,
                           engine::Model::LoadRandom(random, devices,
-                                                    {.quantize = engine::QuantizeToFromName(flags.quantize),
+                                                    {.kv_dtype = kv_dtype,
+                                                     .quantize = engine::QuantizeToFromName(flags.quantize),
                                                      .quantize_activations = flags.fp8_activations}));
   const engine::ModelConfig& c = model->config();
   const size_t element = kernels::DTypeBytes(backend->activation_dtype(c.dtype));
@@ -133,21 +136,14 @@ absl::Status RunBench(const Flags& flags) {
   const int64_t pages = engine::PagesForTokens(c, tokens + tokens / 8 + 2 * kernels::kPageTokens * std::max(1, widest));
   SPLICE_ASSIGN_OR_RETURN(const engine::KvMemory memory, engine::AllocateKvMemory(*model, pages));
   // Never on zeros: K and V of roughly the size that a model makes.
-  for (int r = 0; r < flags.tp; ++r) {
-    const kernels::Buffer& part = *memory.buffers[r];
-    SPLICE_RETURN_IF_ERROR(
-        devices[r]->FillRandom({}, {.out = part.data(),
-                                    .dtype = model->kv_dtype(),
-                                    .count = static_cast<int64_t>(part.size() / kernels::DTypeBytes(model->kv_dtype())),
-                                    .stream = 1,
-                                    .step_exponent = flags.kv_exponent}));
-  }
+  SPLICE_RETURN_IF_ERROR(engine::FillWithNoise(*model, memory, flags.kv_exponent));
   const engine::KvPartitions& view = memory.pages;
   engine::PagePool pool(view, model->backends());
   nlohmann::json out = {{"backend", backend->description()},
                         {"ranks", flags.tp},
                         {"model", c.name},
                         {"weights", kernels::DTypeName(model->weight_dtype())},
+                        {"kv", kernels::DTypeName(model->kv_dtype())},
                         {"copy_bytes_per_s", bandwidth}};
 
   {
@@ -242,7 +238,7 @@ absl::Status RunBench(const Flags& flags) {
       const double weights = static_cast<double>(kernels::DTypeRowBytes(layer_dtype, LinearWeights(c))) +
                              static_cast<double>(int64_t{c.vocab_size} * c.hidden_size) * static_cast<double>(element);
       const double kv_bytes = 2.0 * batch * flags.context * c.num_layers * c.kv_size() *
-                              static_cast<double>(kernels::DTypeBytes(model->kv_dtype()));
+                              static_cast<double>(model->page_bytes()) / (2 * kernels::kPageTokens * c.head_dim);
       const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
       const double time = Median(times);
       // Others on the machine make a step slower, never faster.
@@ -279,6 +275,7 @@ int main(int argc, char** argv) {
   app.add_option("--quantize", flags.quantize, "fp8, int4: the layers' matrices in that type; none")
       ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, "K and V in auto, f32, bf16 or fp8")->capture_default_str();
   app.add_option("--tp", flags.tp, "ranks, on GPUs from the first on; floors are divided by it")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();

@@ -28,6 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
+  std::string kv_dtype = "auto";
   std::string shape = "llama-3.1-8b";
   std::string model_dir;
   std::string backend = "cuda";
@@ -117,14 +118,16 @@ class Bench {
   absl::Status Load() {
     const int32_t longest = *std::max_element(flags_.lengths.begin(), flags_.lengths.end());
     SPLICE_ASSIGN_OR_RETURN(std::shared_ptr<const kernels::Backend> backend, MakeBackend(flags_.backend));
+    SPLICE_ASSIGN_OR_RETURN(const auto kv_dtype, KvTypeFromName(flags_.kv_dtype));
     if (flags_.model_dir.empty()) {
       SPLICE_ASSIGN_OR_RETURN(engine::RandomModel random, engine::ParseRandomModel(flags_.shape));
       random.config.max_positions = std::max(random.config.max_positions, longest);  // what it computes costs the same
-      SPLICE_ASSIGN_OR_RETURN(model_,
-                              engine::Model::LoadRandom(random, backend, {.head_classes = flags_.head_classes}));
+      SPLICE_ASSIGN_OR_RETURN(
+          model_,
+          engine::Model::LoadRandom(random, backend, {.kv_dtype = kv_dtype, .head_classes = flags_.head_classes}));
     } else {
-      SPLICE_ASSIGN_OR_RETURN(model_,
-                              engine::Model::Load(flags_.model_dir, backend, {.head_classes = flags_.head_classes}));
+      SPLICE_ASSIGN_OR_RETURN(model_, engine::Model::Load(flags_.model_dir, backend,
+                                                          {.kv_dtype = kv_dtype, .head_classes = flags_.head_classes}));
     }
     const engine::ModelConfig& c = model_->config();
     const auto& classes = model_->head_classes();
@@ -492,6 +495,7 @@ int main(int argc, char** argv) {
   app.add_option("--shape", flags.shape, "random weights of this shape")->capture_default_str();
   app.add_option("--model", flags.model_dir, "a model folder instead");
   app.add_option("--backend", flags.backend, "cpu, cuda, cuda:N")->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, "K and V in auto, f32, bf16 or fp8")->capture_default_str();
   app.add_option("--tokens", flags.lengths, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--methods", flags.methods,
                  "policies; cold: sparsex without a hit; sparsex-dense, sparsex-probe=LAYERS, loopserve=ALPHA, "

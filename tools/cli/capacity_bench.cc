@@ -6,8 +6,6 @@
 #include <chrono>
 #include <numeric>
 
-#include "kernels/common/kv_rows.h"
-#include "kernels/fill/fill.h"
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
 
@@ -70,33 +68,6 @@ absl::StatusOr<double> RunSteps(engine::ParallelExecutor& executor, engine::Page
   return times[times.size() / 2];
 }
 
-// Some K and V, so that attention has something to compute: a few random pages, over and over.
-absl::Status FillPages(const engine::Model& model, const engine::KvMemory& memory) {
-  constexpr size_t kPages = 256;
-  constexpr int32_t kHalves = 2;
-  const int32_t head_dim = model.config().head_dim;
-  const size_t page_bytes = model.page_bytes();
-  std::vector<std::byte> pages(kPages * page_bytes);
-  std::vector<float> row(static_cast<size_t>(head_dim));
-  uint64_t index = 0;
-  for (size_t half = 0; half < kPages * kHalves; ++half) {
-    for (int32_t slot = 0; slot < kernels::kPageTokens; ++slot) {
-      for (float& x : row) x = static_cast<float>(kernels::RandomStep(0, index++)) * 0x1p-7f;  // deviation 0.3
-      kernels::StoreKvRow(model.kv_dtype(), head_dim, pages.data() + half * page_bytes / kHalves, slot, row.data());
-    }
-  }
-  for (size_t r = 0; r < memory.buffers.size(); ++r) {
-    auto* const to = static_cast<std::byte*>(memory.buffers[r]->data());
-    for (size_t at = 0; at < memory.buffers[r]->size(); at += pages.size()) {
-      SPLICE_RETURN_IF_ERROR(model.rank(static_cast<int>(r))
-                                 .backend()
-                                 .Copy(kernels::CopyKind::kUpload, to + at, pages.data(),
-                                       std::min(pages.size(), memory.buffers[r]->size() - at)));
-    }
-  }
-  return absl::OkStatus();
-}
-
 double PerSequence(const CapacityRow& row, size_t page_bytes) { return static_cast<double>(row.pages * page_bytes); }
 
 }  // namespace
@@ -124,7 +95,7 @@ absl::StatusOr<CapacityRow> MeasureCapacity(const std::shared_ptr<const engine::
   SPLICE_ASSIGN_OR_RETURN(
       engine::KvMemory memory,
       engine::AllocateKvMemory(*model, static_cast<int64_t>(options.kv_bytes / model->page_bytes())));
-  SPLICE_RETURN_IF_ERROR(FillPages(*model, memory));
+  SPLICE_RETURN_IF_ERROR(engine::FillWithNoise(*model, memory));
   engine::PagePool pool(memory.pages, model->backends());
 
   const std::vector<int64_t> most = MostPages(shape, classes.get(), model->num_ranks(), options.context, last);

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/common/parallel.h"
 #include "kernels/common/status.h"
 #include "kernels/selection/loopserve/line_scratch.h"
@@ -131,7 +132,7 @@ absl::Status ValidateSelectLines(const SelectLinesArgs& a) {
       sizes.num_samples != static_cast<int32_t>(a.samples.size()) || sizes.max_columns != a.options.max_columns ||
       sizes.max_offsets != a.options.max_offsets || sizes.shape.num_kv_heads != a.shape.num_kv_heads ||
       sizes.shape.num_qo_heads != a.shape.num_qo_heads || sizes.shape.head_dim != a.shape.head_dim ||
-      sizes.page_dtype != a.pool.dtype)
+      sizes.page_dtype != DerivedKeyType(a.pool.dtype))
     return InvalidCall("SelectLines: plan placed for ", sizes.num_rows, " rows from ", sizes.first_position, ", ",
                        sizes.num_samples, " samples, ", sizes.max_columns, " columns, ", sizes.max_offsets,
                        " offsets; the call has ", num_rows, " from ", first, ", ", a.samples.size(), ", ",

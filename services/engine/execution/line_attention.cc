@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/common/kv_rows.h"
 #include "services/base/status.h"
 #include "services/engine/cache/grow_buffer.h"
 
@@ -29,7 +30,7 @@ absl::StatusOr<std::span<const int32_t>> LineAttention::Select(const Call& call)
   if (heads_.empty()) return std::span<const int32_t>();
   const kernels::LineOptions& options = call.task->options;
   const kernels::LineSizes sizes{.shape = call.shape,
-                                 .page_dtype = call.pool.dtype,
+                                 .page_dtype = kernels::DerivedKeyType(call.pool.dtype),
                                  .num_samples = static_cast<int32_t>(call.task->samples.size()),
                                  .first_position = call.rows.positions.front(),
                                  .num_rows = call.rows.row_end - call.rows.row_begin,

@@ -11,6 +11,7 @@
 
 #include "kernels/backend/backend.h"
 #include "kernels/backend/cuda/cuda_plugin.h"
+#include "kernels/common/kv_rows.h"
 #include "kernels/kv_copy/crc32c.h"
 #include "tests/kernels/cuda/floats.h"
 #include "tests/kernels/support/kernel_test_util.h"
@@ -32,13 +33,22 @@ struct Tensor {
   const float* f32() const { return static_cast<const float*>(device->data()); }
 };
 
-class CudaBackendTest : public ::testing::TestWithParam<DType> {
+// Types of activations and of pages.
+struct Types {
+  DType activations, pages;
+  Types(DType both) : activations(both), pages(both) {}  // NOLINT(google-explicit-constructor)
+  Types(DType a, DType p) : activations(a), pages(p) {}
+  operator DType() const { return activations; }  // NOLINT(google-explicit-constructor)
+};
+std::string NameOf(const ::testing::TestParamInfo<Types>& info) { return std::string(DTypeName(info.param.pages)); }
+
+class CudaBackendTest : public ::testing::TestWithParam<Types> {
  protected:
   void SetUp() override {
     auto cuda = MakeCudaBackend();
     if (!cuda.ok()) GTEST_SKIP() << cuda.status();
     cuda_ = *std::move(cuda);
-    ASSERT_EQ(cuda_->activation_dtype(GetParam()), GetParam());
+    ASSERT_EQ(cuda_->activation_dtype(GetParam()), GetParam().activations);
     auto session = cuda_->NewSession(
         {.max_rows = 512, .max_sequences = 8, .num_layers = 2, .num_kv_heads = 2, .max_pages_per_stream = 16});
     ASSERT_TRUE(session.ok()) << session.status();
@@ -81,6 +91,21 @@ class CudaBackendTest : public ::testing::TestWithParam<DType> {
   std::unique_ptr<Backend> cuda_;
   const std::unique_ptr<Backend> ref_ = MakeReferenceBackend();
   std::unique_ptr<Session> session_;
+};
+
+// What reads or writes pages; with pages of kE4M3, too.
+class CudaPagesTest : public CudaBackendTest {
+ protected:
+  DType pages() const { return GetParam().pages; }
+  // A head_dim that the tensor cores do not serve.
+  int32_t OddDim() const { return pages() == DType::kE4M3 ? 48 : 40; }
+  std::vector<float> RowOf(const KvPoolView& pool, const std::byte* base, int64_t page, int half, int32_t slot) const {
+    std::vector<float> row(static_cast<size_t>(pool.head_dim));
+    LoadKvRow(pool.dtype, pool.head_dim,
+              base + static_cast<size_t>(page) * pool.page_bytes() + static_cast<size_t>(half) * pool.half_bytes(),
+              slot, row.data());
+    return row;
+  }
 };
 
 TEST_P(CudaBackendTest, Linear) {
@@ -324,18 +349,18 @@ TEST_P(CudaBackendTest, MixtureOfExperts) {
 // Two sequences at odd positions through the rotation, the pages and both kinds of attention, twice: the second pass
 // grows the page tables, and decode steps are run first as they are, then recorded, then replayed, also with other
 // visibility than when they were recorded.
-TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
+TEST_P(CudaPagesTest, BatchesThroughRopePagesAndAttention) {
   Random random(5);
   for (const auto& [dim, with_norm] : std::vector<std::pair<int32_t, bool>>{{16, false}, {64, true}, {128, true}}) {
     SCOPED_TRACE(::testing::Message() << "head_dim " << dim);
     const int32_t q_heads = 4, kv_heads = 2, layers = 2, half = dim / 2, width = (q_heads + 2 * kv_heads) * dim;
     const DType dtype = GetParam();
     const int32_t num_pages = 64;
-    TestPool host_pool(dtype, dim, num_pages);
+    TestPool host_pool(pages(), dim, num_pages);
     const size_t pool_bytes = host_pool.view().page_bytes() * num_pages;
     auto memory = cuda_->Allocate(pool_bytes).value();
     ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), host_pool.view().base, pool_bytes));
-    const KvPoolView pool{static_cast<std::byte*>(memory->data()), dtype, dim, num_pages};
+    const KvPoolView pool{static_cast<std::byte*>(memory->data()), pages(), dim, num_pages};
     std::vector<float> angles = random.Normals(1024 * half), cosines, sines;
     for (const float a : angles) {
       cosines.push_back(std::cos(a));
@@ -423,25 +448,22 @@ TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
           q_want.insert(q_want.end(), &host_qkv[r * width], &host_qkv[r * width] + q_heads * dim);
         }
         ExpectClose(q_got, q_want, dtype, "rotated q");
-        std::vector<std::byte> pages(pool_bytes);
-        ExpectOk(cuda_->Copy(CopyKind::kDownload, pages.data(), memory->data(), pool_bytes));
+        std::vector<std::byte> written(pool_bytes);
+        ExpectOk(cuda_->Copy(CopyKind::kDownload, written.data(), memory->data(), pool_bytes));
         for (int s = 0; s < 2; ++s) {
           for (int32_t h = 0; h < kv_heads; ++h) {
             for (int32_t p = 0; p < lengths[s]; ++p) {
-              const size_t page = tables[s][layer * kv_heads + h][p / kPageTokens];
-              for (int part = 0; part < 2; ++part) {
-                const size_t at = (page * 2 + part) * host_pool.view().half_bytes() +
-                                  static_cast<size_t>(p % kPageTokens) * dim * DTypeBytes(dtype);
-                const auto row = [&](const std::byte* base) {
-                  return ToFloats({base + at, base + at + dim * DTypeBytes(dtype)}, dtype);
-                };
-                ExpectClose(row(pages.data()), row(host_pool.view().base), dtype, "a row of a page");
+              const int32_t page = tables[s][layer * kv_heads + h][p / kPageTokens];
+              for (int half_page = 0; half_page < 2; ++half_page) {
+                ExpectClose(RowOf(pool, written.data(), page, half_page, p % kPageTokens),
+                            RowOf(pool, host_pool.view().base, page, half_page, p % kPageTokens), dtype,
+                            "a row of a page");
                 if (HasFailure()) return;
               }
             }
           }
         }
-        std::memcpy(host_pool.view().base, pages.data(), pool_bytes);
+        std::memcpy(host_pool.view().base, written.data(), pool_bytes);
         const AttentionShape shape{q_heads, kv_heads, dim, 0.2f};
         std::vector<float> want(rows * q_heads * dim);
         if (decode) {
@@ -525,20 +547,20 @@ TEST_P(CudaBackendTest, BatchesThroughRopePagesAndAttention) {
   }
 }
 
-TEST_P(CudaBackendTest, PageChecksumsAreThoseOfTheHost) {
+TEST_P(CudaPagesTest, PageChecksumsAreThoseOfTheHost) {
   Random random(7);
   for (const int32_t dim : {32, 64, 128}) {
-    const KvPoolView host_view{nullptr, GetParam(), dim, 40};
+    const KvPoolView host_view{nullptr, pages(), dim, 40};
     std::vector<std::byte> bytes(host_view.page_bytes() * 40);
     for (std::byte& b : bytes) b = static_cast<std::byte>(random.Int(0, 255));
     auto memory = cuda_->Allocate(bytes.size()).value();
     ExpectOk(cuda_->Copy(CopyKind::kUpload, memory->data(), bytes.data(), bytes.size()));
-    const KvPoolView pool{static_cast<std::byte*>(memory->data()), GetParam(), dim, 40};
-    const std::vector<int32_t> pages = {39, 0, 7, 7, 20};
-    std::vector<uint32_t> got(pages.size());
-    ExpectOk(cuda_->PageChecksums(pool, pages, got.data()));
-    for (size_t i = 0; i < pages.size(); ++i)
-      EXPECT_EQ(got[i], Crc32cExtend(0, &bytes[pages[i] * pool.page_bytes()], pool.page_bytes())) << dim;
+    const KvPoolView pool{static_cast<std::byte*>(memory->data()), pages(), dim, 40};
+    const std::vector<int32_t> asked = {39, 0, 7, 7, 20};
+    std::vector<uint32_t> got(asked.size());
+    ExpectOk(cuda_->PageChecksums(pool, asked, got.data()));
+    for (size_t i = 0; i < asked.size(); ++i)
+      EXPECT_EQ(got[i], Crc32cExtend(0, &bytes[asked[i] * pool.page_bytes()], pool.page_bytes())) << dim;
   }
 }
 
@@ -552,14 +574,20 @@ TEST_P(CudaBackendTest, SaysWhatDoesNotFit) {
 }
 
 // Runs of tokens inside one pool, some turned, some copied, on every path of the kernel.
-TEST_P(CudaBackendTest, AlignCopy) {
+TEST_P(CudaPagesTest, AlignCopy) {
   Random random(11);
   for (const auto& [dim, rotary, interleaved] :
        {std::tuple{128, 128, false}, {64, 64, false}, {40, 40, false}, {128, 64, false}, {64, 64, true}}) {
     constexpr int32_t kPages = 64, kStreams = 5, kRotations = 4;
-    KvPoolView pool{nullptr, GetParam(), dim, kPages};
-    const std::vector<std::byte> initial =
-        Encode(random.Normals(pool.page_bytes() * kPages / DTypeBytes(GetParam())), GetParam());
+    TestPool filled(pages(), dim, kPages);
+    KvPoolView pool = filled.view();
+    for (int32_t page = 0; page < kPages; ++page) {
+      for (int32_t slot = 0; slot < kPageTokens; ++slot) {
+        StoreKvRow(pages(), dim, pool.k(page), slot, random.Normals(dim).data());
+        StoreKvRow(pages(), dim, pool.v(page), slot, random.Normals(dim).data());
+      }
+    }
+    const std::vector<std::byte> initial(filled.bytes().begin(), filled.bytes().end());
     std::vector<float> cos, sin;
     for (int i = 0; i < kRotations * rotary / 2; ++i) {
       const float angle = random.Normal() * 3;
@@ -586,7 +614,17 @@ TEST_P(CudaBackendTest, AlignCopy) {
     ExpectOk(cuda_->AlignCopy(ctx(), args));
     ExpectOk(session_->Synchronize());
     ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), got.size()));
-    ExpectClose(ToFloats(got, GetParam()), ToFloats(want, GetParam()), GetParam(), "pages");
+    std::vector<float> got_values, want_values;
+    for (int32_t page = 0; page < kPages; ++page) {
+      for (int32_t row = 0; row < 2 * kPageTokens; ++row) {
+        for (auto* const to : {&got_values, &want_values}) {
+          const auto& bytes = to == &got_values ? got : want;
+          const std::vector<float> x = RowOf(pool, bytes.data(), page, row / kPageTokens, row % kPageTokens);
+          to->insert(to->end(), x.begin(), x.end());
+        }
+      }
+    }
+    ExpectClose(got_values, want_values, GetParam(), "pages");
     for (AlignRun& run : runs) run.rotation = AlignRun::kNoRotation;
     args.pool.base = want.data();
     ExpectOk(ref_->AlignCopy({}, args));
@@ -595,19 +633,22 @@ TEST_P(CudaBackendTest, AlignCopy) {
     ExpectOk(session_->Synchronize());
     ExpectOk(cuda_->Copy(CopyKind::kDownload, got.data(), memory->data(), got.size()));
     for (size_t i = 0; i < runs.size(); ++i) {  // bytes, where nothing turns
-      const size_t row = static_cast<size_t>(dim) * DTypeBytes(GetParam());
-      const size_t at = pool.page_bytes() * dst[i * kStreams] + runs[i].dst_slot * row;
-      EXPECT_EQ(std::memcmp(&got[at], &want[at], runs[i].num_tokens * row), 0);
+      const size_t row = static_cast<size_t>(KvRowBytes(pages(), dim)), count = runs[i].num_tokens;
+      const size_t half = pool.page_bytes() * dst[i * kStreams];
+      EXPECT_EQ(std::memcmp(&got[half + runs[i].dst_slot * row], &want[half + runs[i].dst_slot * row], count * row), 0);
+      if (pages() != DType::kE4M3) continue;
+      const size_t scales = half + kPageTokens * row + runs[i].dst_slot;
+      EXPECT_EQ(std::memcmp(&got[scales], &want[scales], count), 0);
     }
   }
 }
 
 // Lines are chosen and attended to without the host; what was chosen is then read back and given to the reference.
-TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
+TEST_P(CudaPagesTest, LinesAndAttentionOverThem) {
   Random random(19);
-  for (const int32_t dim : {64, 128, 40}) {
+  for (const int32_t dim : {64, 128, OddDim()}) {
     const int32_t length = 900, first = 420, q_heads = 8, kv_heads = 2, layers = 2, rows = length - first, layer = 1;
-    TestPool host_pool(GetParam(), dim, 64);
+    TestPool host_pool(pages(), dim, 64);
     host_pool.Shuffle(random);
     std::vector<TestStream> streams;
     std::vector<std::vector<int32_t>> tables;
@@ -637,7 +678,7 @@ TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
     for (const LineOptions options : {LineOptions{.alpha = 0.8f, .max_columns = 600, .max_offsets = 500},
                                       LineOptions{.max_columns = 64, .max_offsets = 64}}) {
       const LineSizes sizes{.shape = shape,
-                            .page_dtype = GetParam(),
+                            .page_dtype = DerivedKeyType(pages()),
                             .num_samples = static_cast<int32_t>(samples.size()),
                             .first_position = first,
                             .num_rows = rows,
@@ -715,11 +756,11 @@ TEST_P(CudaBackendTest, LinesAndAttentionOverThem) {
 }
 
 // Rows of a pass are blended with what was in their place before; the others stay.
-TEST_P(CudaBackendTest, FuseRows) {
+TEST_P(CudaPagesTest, FuseRows) {
   Random random(21);
-  for (const int32_t dim : {64, 128, 40}) {
-    const int32_t length = 300, kv_heads = 2, layers = 2, layer = 1, rows = 100, pages = 32;
-    TestPool before(GetParam(), dim, pages), after(GetParam(), dim, pages);
+  for (const int32_t dim : {64, 128, OddDim()}) {
+    const int32_t length = 300, kv_heads = 2, layers = 2, layer = 1, rows = 100, num_pages = 32;
+    TestPool before(pages(), dim, num_pages), after(pages(), dim, num_pages);
     std::vector<std::vector<int32_t>> tables;
     std::vector<std::span<const int32_t>> views;
     for (int32_t i = 0; i < layers * kv_heads; ++i) {
@@ -737,9 +778,10 @@ TEST_P(CudaBackendTest, FuseRows) {
     static uint64_t next_id = 5000;
     const BatchSequence batch{0, rows, length, tables, next_id++};
     ExpectOk(session_->Stage({tokens, positions, {&batch, 1}}));
-    const size_t bytes = before.view().page_bytes() * pages;
+    const size_t bytes = before.view().page_bytes() * num_pages;
     const auto memory = cuda_->Allocate(bytes).value();
-    const auto saved = cuda_->Allocate(ids.size() * 2 * kv_heads * dim * DTypeBytes(GetParam())).value();
+    const auto saved =
+        cuda_->Allocate(FusedRowsBytes(pages(), dim, static_cast<int64_t>(ids.size()) * 2 * kv_heads)).value();
     FuseRowsArgs args{.pool = before.view(),
                       .num_kv_heads = kv_heads,
                       .rows = {0, rows, positions, views},
@@ -768,17 +810,16 @@ TEST_P(CudaBackendTest, FuseRows) {
     for (int32_t i = 0; i < layers * kv_heads; ++i) {
       for (int32_t j = 0; j < length; ++j) {
         for (int half = 0; half < 2; ++half) {
-          const size_t row_bytes = static_cast<size_t>(dim) * DTypeBytes(GetParam());
-          const size_t at = static_cast<size_t>(tables[i][j / 64]) * after.view().page_bytes() +
-                            static_cast<size_t>(half) * after.view().half_bytes() + j % 64 * row_bytes;
-          const std::vector<std::byte> a(got.begin() + at, got.begin() + at + row_bytes);
-          const std::vector<std::byte> b(after.view().base + at, after.view().base + at + row_bytes);
+          const auto row_of = [&](const std::byte* base) {
+            return RowOf(after.view(), base, tables[i][j / kPageTokens], half, j % kPageTokens);
+          };
+          const std::vector<float> a = row_of(got.data()), b = row_of(after.view().base);
           const bool blended =
               i / kv_heads == layer && j % 2 == 1 && j < 2 * rows && std::binary_search(ids.begin(), ids.end(), j / 2);
           if (!blended || (i % 2 == 0 && half == 0 && j < 50)) {
             ASSERT_EQ(a, b) << "stream " << i << ", position " << j;
           } else {
-            ExpectClose(ToFloats(a, GetParam()), ToFloats(b, GetParam()), GetParam(), "fused rows");
+            ExpectClose(a, b, GetParam(), "fused rows");
           }
         }
       }
@@ -786,11 +827,11 @@ TEST_P(CudaBackendTest, FuseRows) {
   }
 }
 
-TEST_P(CudaBackendTest, ColumnScoresAndValueDeviation) {
+TEST_P(CudaPagesTest, ColumnScoresAndValueDeviation) {
   Random random(12);
-  for (const int32_t dim : {64, 128, 40}) {
+  for (const int32_t dim : {64, 128, OddDim()}) {
     const int32_t length = 700, q_heads = 8, kv_heads = 2, layers = 2, rows = 333;
-    TestPool host_pool(GetParam(), dim, 64);
+    TestPool host_pool(pages(), dim, 64);
     host_pool.Shuffle(random);
     std::vector<TestStream> streams;
     std::vector<std::vector<int32_t>> tables;
@@ -982,8 +1023,10 @@ TEST_P(CudaBackendTest, TopKOfUnusualDigits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, CudaBackendTest, ::testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, CudaBackendTest, ::testing::Values(Types(DType::kF32), Types(DType::kBF16)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Types, CudaPagesTest,
+                         ::testing::Values(Types(DType::kF32), Types(DType::kBF16), Types(DType::kBF16, DType::kE4M3)),
+                         NameOf);
 
 TEST(CudaPluginTest, IsABackendOrSaysInOneLineWhyNot) {
   const auto backend = MakeCudaBackend();

@@ -31,7 +31,7 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
   for (TestSequence& s : b.sequences()) s.recent = steps.Int(kPackedRecentMin, std::min(c.budget, 90));
   int64_t longest = 0;
   for (const auto& [kv_len, max_len] : c.lengths) longest = std::max<int64_t>(longest, max_len);
-  DeviceSide device(cuda, b, c.budget, longest, c.shape.dtype);
+  DeviceSide device(cuda, b, c.budget, longest, DerivedKeyType(c.shape.dtype));
   auto lse = cuda.Allocate(b.num_streams() * static_cast<size_t>(c.shape.group) * sizeof(float)).value();
   for (int step = 0; step < c.steps; ++step) {
     for (TestSequence& s : b.sequences()) {
@@ -112,6 +112,18 @@ TEST_F(CudaSparseAttentionTest, EqualsTheReferenceOverSteps) {
           ++seed);
 }
 
+TEST_F(CudaSparseAttentionTest, PagesOfE4M3EqualTheReference) {
+  uint64_t seed = 1790;
+  RunCase(*cuda_, {SparseShape(2, 4, 128, DType::kE4M3), kMixed, 200, 14}, ++seed);
+  RunCase(*cuda_, {SparseShape(1, 1, 64, DType::kE4M3), kMixed, 100, 10}, ++seed);
+  RunCase(*cuda_, {SparseShape(2, 8, 128, DType::kE4M3), kMixed, 300, 10}, ++seed);
+  RunCase(*cuda_, {SparseShape(3, 5, 64, DType::kE4M3), kMixed, 300, 10}, ++seed);
+  RunCase(*cuda_, {SparseShape(8, 4, 128, DType::kE4M3), {{4000, 4020}, {3000, 3020}, {5000, 5020}}, 512, 4}, ++seed);
+  RunCase(*cuda_, {SparseShape(1, 4, 128, DType::kE4M3), {{16384, 16400}, {8191, 8200}}, 2048, 4}, ++seed);
+  for (const Keys keys : {Keys::kSinks, Keys::kHeavyTail, Keys::kEqual, Keys::kZero})
+    RunCase(*cuda_, {SparseShape(2, 4, 128, DType::kE4M3), kMixed, 200, 6, keys}, ++seed);
+}
+
 TEST_F(CudaSparseAttentionTest, LongContexts) {
   uint64_t seed = 1720;
   RunCase(*cuda_, {SparseShape(1, 4, 128), {{16384, 16400}, {8191, 8200}}, 2048, 4}, ++seed);
@@ -143,7 +155,7 @@ TEST_F(CudaSparseAttentionTest, TheBatchChangesNoBit) {
     for (TestSequence& s : b.sequences()) s.budget = 700, s.recent = 64;
     Random queries(1761);
     for (float& x : b.q()) x = ToFloat(ToBf16(queries.Normal()));
-    DeviceSide device(*cuda_, b, 1024, 5010, shape.dtype);
+    DeviceSide device(*cuda_, b, 1024, 5010, DerivedKeyType(shape.dtype));
     device.Stage();
     ExpectOk(cuda_->SparseAttention(device.ctx(), device.SparseArgs()));
     out[batch] = device.Out();
@@ -168,7 +180,7 @@ TEST_F(CudaSparseAttentionTest, AttentionSkipsStreamsThatAreServedElsewhere) {
   const SelectingShape shape = SparseShape(4, 4, 128);
   SelectingBatch b(random, shape, {{300, 310}, {200, 210}}, PackedPageTokens(shape));
   b.Write();
-  DeviceSide device(*cuda_, b, 128, 310, shape.dtype);
+  DeviceSide device(*cuda_, b, 128, 310, DerivedKeyType(shape.dtype));
   std::vector<HeadVisibility> plan;
   std::vector<HeadStreamView> streams;
   const auto rule_of = [](size_t h) { return h % 2 == 0 ? VisibilityRule::kElsewhere : VisibilityRule::kFull; };

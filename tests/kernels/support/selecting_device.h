@@ -74,6 +74,9 @@ class DeviceSide {
       for (const std::byte* half : {host.k(s.page_table[j / kPageTokens]), host.v(s.page_table[j / kPageTokens])}) {
         const std::byte* from = half + static_cast<size_t>(j % kPageTokens) * row;
         ExpectOk(cuda_.Copy(CopyKind::kUpload, static_cast<std::byte*>(pool_->data()) + (from - host.base), from, row));
+        if (host.dtype != DType::kE4M3) continue;
+        const std::byte* scale = half + kPageTokens * row + j % kPageTokens;
+        ExpectOk(cuda_.Copy(CopyKind::kUpload, static_cast<std::byte*>(pool_->data()) + (scale - host.base), scale, 1));
       }
     }
   }
