@@ -129,7 +129,7 @@ KvPoolNeed NeedOfPool(const std::string& name, std::optional<uint64_t> bytes, co
       .sequence_bytes = static_cast<uint64_t>(engine::PagesForTokens(model.config(), max_context)) * model.page_bytes(),
       .max_sequences = options.max_sequences,
       .num_ranks = model.num_ranks(),
-      .other_bytes = engine::WorkspaceBytes(model.rank(0), options)};
+      .other_bytes = engine::WorkspaceBytes(model, options)};
 }
 
 absl::StatusOr<std::vector<uint64_t>> SizeKvPools(const engine::Model& model, std::span<const KvPoolNeed> pools) {

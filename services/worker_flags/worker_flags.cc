@@ -186,8 +186,8 @@ absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags
   if (role == WorkerRole::kDecode && flags.local_prefill_tokens > 0) {
     engine::ExecutorOptions local;
     local.max_rows = flags.local_prefill_slice_tokens;
-    need.other_bytes += engine::WorkspaceBytes(model.rank(0), local) +
-                        flags.local_prefill_kv_bytes / static_cast<uint64_t>(model.num_ranks());
+    need.other_bytes +=
+        engine::WorkspaceBytes(model, local) + flags.local_prefill_kv_bytes / static_cast<uint64_t>(model.num_ranks());
   }
   SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(model, {&need, 1}));
   flags.kv_bytes = bytes[0];

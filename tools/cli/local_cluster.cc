@@ -39,8 +39,8 @@ absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t 
     KvPoolNeed both = NeedOfPool("shared", options.kv_bytes, decode, steps);
     // Passes of prompts take decode steps along.
     both.other_bytes += engine::WorkspaceBytes(
-        prefill.rank(0), {.max_rows = slice_tokens,
-                          .max_sequences = options.max_sequences + static_cast<int32_t>(PromptsAtOnce(prefill))});
+        prefill, {.max_rows = slice_tokens,
+                  .max_sequences = options.max_sequences + static_cast<int32_t>(PromptsAtOnce(prefill))});
     SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(decode, {&both, 1}));
     return PoolBytes{.prefill = bytes[0], .decode = bytes[0]};
   }

@@ -238,6 +238,13 @@ absl::StatusOr<std::unique_ptr<HostCopy>> CudaSession::ReadBackLater(const void*
 
 absl::StatusOr<void*> CudaSession::Scratch(Use use, size_t bytes) {
   auto& blocks = scratch_[static_cast<int>(use)];
+  if (use == Use::kWidePages && (blocks.empty() || blocks.back()->size() < bytes)) {
+    // Large, and no recorded step reads them: the old block goes first, which waits for the device.
+    blocks.clear();
+    auto block = AllocateDevice(bytes + bytes / 8);
+    if (!block.ok()) return block.status();
+    blocks.push_back(*std::move(block));
+  }
   if (blocks.empty() || blocks.back()->size() < bytes) {
     auto block = AllocateDevice(std::bit_ceil(std::max<size_t>(bytes, 64 << 10)));
     if (!block.ok()) return block.status();

@@ -85,7 +85,7 @@ class CudaSession final : public Session {
     kSampleTokens,
     kWideSequences,  // what WidenPages reads
     kWideTables,
-    kWidePages,  // pages of kE4M3 in bf16
+    kWidePages,  // pages of kE4M3 in bf16; an earlier block does not stay valid
     kNumUses
   };
   absl::StatusOr<void*> Scratch(Use use, size_t bytes);

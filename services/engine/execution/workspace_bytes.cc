@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/kv_pool.h"
 #include "kernels/quantize/quantize_rows.h"
 
 namespace spl::engine {
@@ -13,7 +14,8 @@ constexpr uint64_t kWord = 4;  // f32 and int32; activations may be narrower
 
 }  // namespace
 
-uint64_t WorkspaceBytes(const ModelShard& shard, const ExecutorOptions& options) {
+uint64_t WorkspaceBytes(const Model& model, const ExecutorOptions& options) {
+  const ModelShard& shard = model.rank(0);
   const ModelConfig& c = shard.config();
   const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
   const uint64_t rows = size(options.max_rows);
@@ -31,7 +33,13 @@ uint64_t WorkspaceBytes(const ModelShard& shard, const ExecutorOptions& options)
   // Twice: sequences that choose tokens have tables of their own.
   const uint64_t tables =
       2 * kWord * sequences * size(c.num_layers) * size(c.num_kv_heads) * size(PagesFor(c.max_positions));
-  return rows * row + logits + tables + kLibraryBytes;
+  // Steps have a row for each sequence and read codes as they are.
+  const bool widens = model.kv_dtype() == kernels::DType::kE4M3 && !shard.backend().host_memory() &&
+                      options.max_rows > options.max_sequences;
+  const uint64_t wide = !widens ? 0
+                                : size(PagesFor(c.max_positions)) * size(c.num_kv_heads) *
+                                      kernels::KvPageBytes(kernels::DType::kBF16, c.head_dim) * 9 / 8;
+  return rows * row + logits + tables + wide + kLibraryBytes;
 }
 
 }  // namespace spl::engine

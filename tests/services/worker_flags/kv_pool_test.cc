@@ -137,10 +137,10 @@ TEST_F(KvPoolOfAModelTest, WorkspaceIsNoLessThanAnExecutorTakes) {
     auto executor = engine::ParallelExecutor::Create(model_, memory->pages, options);
     ASSERT_TRUE(executor.ok()) << executor.status();
     const uint64_t taken = backend_->allocated - before;
-    const uint64_t bound = engine::WorkspaceBytes(model_->rank(0), options);
+    const uint64_t bound = engine::WorkspaceBytes(*model_, options);
     EXPECT_GE(bound, taken) << rows;
     const engine::ExecutorOptions fewer{.num_threads = 1, .max_rows = rows / 2};
-    EXPECT_GT(bound, engine::WorkspaceBytes(model_->rank(0), fewer)) << "it grows with the rows";
+    EXPECT_GT(bound, engine::WorkspaceBytes(*model_, fewer)) << "it grows with the rows";
   }
 }
 
