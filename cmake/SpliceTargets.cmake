@@ -76,6 +76,16 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   endif()
 endfunction()
 
+# Runs a test of splice_test another time, under NAME + suffix, with this environment.
+function(splice_test_again target suffix environment)
+  if(NOT SPLICE_BUILD_TESTS)
+    return()
+  endif()
+  get_test_property(${target} TIMEOUT timeout)
+  add_test(NAME ${target}${suffix} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${target}${suffix} PROPERTIES LABELS unit TIMEOUT ${timeout} ENVIRONMENT "${environment}")
+endfunction()
+
 # Makes an executable one that lands in build/bench and is built by the target `benchmarks`, not by `all`: no test needs
 # one, and they are a sixth of the compiling.
 function(splice_add_benchmark target)

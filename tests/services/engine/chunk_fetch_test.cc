@@ -11,6 +11,7 @@
 #include "services/engine/cache/segment_index.h"
 #include "services/engine/cache/segment_io.h"
 #include "services/engine/model/prefill_cost.h"
+#include "tests/support/engine_devices.h"
 #include "tests/support/fake_device_backend.h"
 #include "tests/support/paths.h"
 
@@ -66,7 +67,7 @@ class ChunkFetchTest : public testing::TestWithParam<std::string> {
     else
       devices.push_back(kernels::MakeCpuBackend());
     if (GetParam() == "ranks") devices.push_back(kernels::MakeCpuBackend());
-    auto model = Model::Load(test::kTinyModel, devices);
+    auto model = Model::Load(test::kTinyModel, devices, {.kv_dtype = test::KvType()});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     shape_ = {model_->config().num_layers, model_->config().num_kv_heads};

@@ -426,10 +426,7 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
   const kernels::KvPoolView& view = pool.view().rank(0);
   const auto key = [&](int32_t layer, int32_t h, int32_t j, int32_t c) -> double {
     const std::byte* page = view.k(kv.stream(layer, h)[static_cast<size_t>(j / kernels::kPageTokens)]);
-    const int64_t at = int64_t{j % kernels::kPageTokens} * dim + c;
-    return view.dtype == kernels::DType::kF32
-               ? double{reinterpret_cast<const float*>(page)[at]}
-               : double{kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(page)[at])};
+    return kernels::KvElement(view, page, j % kernels::kPageTokens, c);
   };
   const auto attention = [&](int32_t layer, int32_t h) {
     const std::vector<int32_t>& pages = compact->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)];
@@ -566,7 +563,7 @@ class DecodeDevicesTest : public testing::TestWithParam<std::string> {
         "torch_dtype":"bfloat16"})",
                                    "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    auto model = Model::LoadRandom({*config, 7}, *devices);
+    auto model = Model::LoadRandom({*config, 7}, *devices, {.kv_dtype = test::KvType()});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
   }

@@ -170,7 +170,7 @@ class EnginesTest : public testing::Test {
   static void SetUpTestSuite() {
     auto devices = test::DevicesOf(test::OnGpu() ? "cuda" : "cpu");
     ASSERT_TRUE(devices.ok()) << devices.status();
-    auto model = Model::Load(test::kTinyModel, *std::move(devices));
+    auto model = Model::Load(test::kTinyModel, *std::move(devices), {.kv_dtype = test::KvType()});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
   }

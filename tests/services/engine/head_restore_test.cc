@@ -21,24 +21,19 @@ struct Keys {
   Keys(kernels::DType dtype, int32_t head_dim, int32_t num_pages)
       : dtype(dtype),
         head_dim(head_dim),
-        memory(static_cast<size_t>(num_pages) * 2 * 64 * static_cast<size_t>(head_dim) * kernels::DTypeBytes(dtype)),
+        memory(static_cast<size_t>(num_pages) * kernels::KvPageBytes(dtype, head_dim)),
         pool(kernels::KvPoolView{memory.data(), dtype, head_dim, num_pages}),
         pages(static_cast<size_t>(num_pages)) {
     std::iota(pages.begin(), pages.end(), 0);
   }
   void Set(int32_t key, int32_t c, float value) {
-    std::byte* at = pool.view().k(key / 64);
-    const auto i = static_cast<size_t>(key % 64 * head_dim + c);
-    if (dtype == kernels::DType::kF32)
-      reinterpret_cast<float*>(at)[i] = value;
-    else
-      reinterpret_cast<kernels::bf16*>(at)[i] = kernels::ToBf16(value);
+    std::vector<float> row(static_cast<size_t>(head_dim));
+    kernels::LoadKvRow(dtype, head_dim, pool.view().k(key / 64), key % 64, row.data());
+    row[static_cast<size_t>(c)] = value;
+    kernels::StoreKvRow(dtype, head_dim, pool.view().k(key / 64), key % 64, row.data());
   }
   double Get(int32_t key, int32_t c) const {
-    const std::byte* at = pool.view().k(key / 64);
-    const auto i = static_cast<size_t>(key % 64 * head_dim + c);
-    return dtype == kernels::DType::kF32 ? reinterpret_cast<const float*>(at)[i]
-                                         : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[i]);
+    return kernels::KvElement(dtype, head_dim, pool.view().k(key / 64), key % 64, c);
   }
   // ln of the sum over all keys themselves.
   double LogMass(const std::vector<float>& q, float scale) const {
@@ -65,7 +60,7 @@ TEST(KeySummaryTest, IsNeverAboveTheMassOfTheKeys) {
   auto random = test::SeededRandom("KeySummary");
   std::normal_distribution<float> normal;
   double closest = -1e9;
-  for (const kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16}) {
+  for (const kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kE4M3}) {
     for (int trial = 0; trial < 60; ++trial) {
       const int32_t dim = 8 << random() % 5, num_pages = 1 + static_cast<int32_t>(random() % 6);
       Keys keys(dtype, dim, num_pages);
@@ -77,7 +72,9 @@ TEST(KeySummaryTest, IsNeverAboveTheMassOfTheKeys) {
         for (int32_t c = 0; c < dim; ++c) keys.Set(j, c, direction[static_cast<size_t>(c)] + spread * normal(random));
       }
       const KeySummary summary = SummarizeKeys(keys.pool, 3, 5, keys.pages);
-      EXPECT_EQ(summary.keys.size() * 32, keys.memory.size() / 2);  // of the bytes of K
+      // Of the bytes of K 1/32; beside keys in FP8 it is bf16.
+      EXPECT_EQ(summary.keys.size(),
+                static_cast<size_t>(num_pages * 2 * dim) * kernels::DTypeBytes(kernels::DerivedKeyType(dtype)));
       for (int query = 0; query < 4; ++query) {
         for (float& x : q) x = 2 * normal(random);
         const float scale = 1 / std::sqrt(static_cast<float>(dim));

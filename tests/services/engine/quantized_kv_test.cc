@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <vector>
 
+#include "kernels/common/kv_rows.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -18,30 +18,21 @@ using kernels::DType;
 
 constexpr int32_t kRows = 2 * 64;
 
+// `values`: K and V [64, head_dim].
 std::vector<std::byte> PageOf(const std::vector<float>& values, DType dtype) {
-  std::vector<std::byte> page(values.size() * kernels::DTypeBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const kernels::bf16 half = kernels::ToBf16(values[i]);
-    if (dtype == DType::kF32) {
-      std::memcpy(page.data() + 4 * i, &values[i], 4);
-    } else {
-      std::memcpy(page.data() + 2 * i, &half, 2);
-    }
-  }
+  const auto head_dim = static_cast<int32_t>(values.size()) / kRows;
+  std::vector<std::byte> page(kernels::KvPageBytes(dtype, head_dim));
+  for (int32_t row = 0; row < kRows; ++row)
+    kernels::StoreKvRow(dtype, head_dim, page.data() + row / 64 * page.size() / 2, row % 64,
+                        values.data() + row * head_dim);
   return page;
 }
 
-std::vector<float> ValuesOf(const std::vector<std::byte>& page, DType dtype) {
-  std::vector<float> values(page.size() / kernels::DTypeBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    kernels::bf16 half{};
-    if (dtype == DType::kF32) {
-      std::memcpy(&values[i], page.data() + 4 * i, 4);
-    } else {
-      std::memcpy(&half, page.data() + 2 * i, 2);
-      values[i] = kernels::ToFloat(half);
-    }
-  }
+std::vector<float> ValuesOf(const std::vector<std::byte>& page, DType dtype, int32_t head_dim) {
+  std::vector<float> values(static_cast<size_t>(kRows) * static_cast<size_t>(head_dim));
+  for (int32_t row = 0; row < kRows; ++row)
+    kernels::LoadKvRow(dtype, head_dim, page.data() + row / 64 * page.size() / 2, row % 64,
+                       values.data() + row * head_dim);
   return values;
 }
 
@@ -79,10 +70,29 @@ TEST(QuantizedKvTest, BytesAreThoseOfTheFormat) {
   EXPECT_EQ(RoundTrip(page, DType::kF32, 16), page);
 }
 
+// A page of FP8 has the copy that its values have as f32, and comes back as what that copy gives in f32, each row
+// rounded once.
+TEST(QuantizedKvTest, PagesOfFp8AreWidenedFirst) {
+  std::mt19937 random = test::SeededRandom("quantized codes");
+  std::normal_distribution<float> normal;
+  constexpr int32_t kDim = 64;
+  std::vector<float> values(static_cast<size_t>(kRows) * kDim);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = std::ldexp(normal(random), static_cast<int>(i / kDim % 20) - 10);
+  const std::vector<std::byte> codes = PageOf(values, DType::kE4M3);
+  const std::vector<std::byte> floats = PageOf(ValuesOf(codes, DType::kE4M3, kDim), DType::kF32);
+  std::vector<std::byte> of_codes(QuantizedPageBytes(kDim)), of_floats(of_codes.size());
+  QuantizePage(codes, DType::kE4M3, kDim, of_codes.data());
+  QuantizePage(floats, DType::kF32, kDim, of_floats.data());
+  EXPECT_EQ(of_codes, of_floats);
+  EXPECT_EQ(RoundTrip(codes, DType::kE4M3, kDim),
+            PageOf(ValuesOf(RoundTrip(floats, DType::kF32, kDim), DType::kF32, kDim), DType::kE4M3));
+}
+
 TEST(QuantizedKvTest, WhatComesBackIsNear) {
   std::mt19937 random = test::SeededRandom("quantized");
   for (const int32_t head_dim : {16, 64, 80, 128}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
       std::vector<float> values(static_cast<size_t>(kRows * head_dim));
       for (size_t row = 0; row < kRows; ++row) {
         // Rows of all sizes, also far from 0, some of one value, some with one that sticks out.
@@ -94,15 +104,15 @@ TEST(QuantizedKvTest, WhatComesBackIsNear) {
         if (row % 5 == 0) values[row * static_cast<size_t>(head_dim) + random() % head_dim] *= 30;
       }
       const std::vector<std::byte> page = PageOf(values, dtype);
-      values = ValuesOf(page, dtype);
-      const std::vector<float> back = ValuesOf(RoundTrip(page, dtype, head_dim), dtype);
+      values = ValuesOf(page, dtype, head_dim);
+      const std::vector<float> back = ValuesOf(RoundTrip(page, dtype, head_dim), dtype, head_dim);
       const auto group = static_cast<size_t>(QuantizedGroup(head_dim));
       for (size_t begin = 0; begin < values.size(); begin += group) {
         const auto [low, high] = std::minmax_element(values.begin() + static_cast<std::ptrdiff_t>(begin),
                                                      values.begin() + static_cast<std::ptrdiff_t>(begin + group));
         const float most = std::max(std::abs(*low), std::abs(*high));
-        // Half a step; minimum, step (15 times) and result rounded to bf16.
-        const float bound = (*high - *low) / 15 / 2 + most * (3.0f / 256);
+        // Half a step; minimum, step (15 times) and result rounded to bf16, or the result to three bits of mantissa.
+        const float bound = (*high - *low) / 15 / 2 + most * (dtype == DType::kE4M3 ? 0.08f : 3.0f / 256);
         for (size_t i = begin; i < begin + group; ++i)
           ASSERT_LE(std::abs(back[i] - values[i]), bound) << head_dim << ", " << DTypeName(dtype) << ", " << i;
       }
@@ -117,6 +127,7 @@ TEST(QuantizedKvTest, AnyBytesGiveAPage) {
     std::vector<std::byte> quantized(QuantizedPageBytes(64)), page(kRows * 64 * 2);
     for (std::byte& byte : quantized) byte = std::byte(random() & 255);
     DequantizePage(quantized, DType::kBF16, 64, page.data());
+    DequantizePage(quantized, DType::kE4M3, 64, page.data());
   }
 }
 

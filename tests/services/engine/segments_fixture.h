@@ -65,12 +65,13 @@ class SegmentsFixture : public testing::TestWithParam<std::string> {
     if (!devices.ok()) GTEST_SKIP() << devices.status();
     auto config = ParseModelConfig(Config(more, num_layers), "test");
     ASSERT_TRUE(config.ok()) << config.status();
-    Use(Model::LoadRandom({*config, 7}, *devices, {.kv_dtype = kv_dtype}), max_rows);
+    Use(Model::LoadRandom({*config, 7}, *devices, {.kv_dtype = kv_dtype.has_value() ? kv_dtype : test::KvType()}),
+        max_rows);
   }
   void LoadFolder(const std::string& folder, int32_t max_rows) {
     const auto devices = test::DevicesOf(GetParam(), num_ranks());
     if (!devices.ok()) GTEST_SKIP() << devices.status();
-    Use(Model::Load(folder, *devices), max_rows);
+    Use(Model::Load(folder, *devices, {.kv_dtype = test::KvType()}), max_rows);
   }
   void Use(const absl::StatusOr<std::shared_ptr<const Model>>& model, int32_t max_rows) {
     ASSERT_TRUE(model.ok()) << model.status();
@@ -104,17 +105,10 @@ class SegmentsFixture : public testing::TestWithParam<std::string> {
 
   // K or V of one token, as floats.
   std::vector<float> Row(const Result& r, int32_t layer, int32_t head, int32_t position, bool value) const {
-    const int32_t d = model_->config().head_dim, pages = r.kv->num_pages_per_stream();
+    const int32_t pages = r.kv->num_pages_per_stream();
     const size_t page = (static_cast<size_t>(layer) * model_->config().num_kv_heads + head) * pages + position / 64;
     const std::byte* at = r.pages.data() + page * model_->page_bytes() + (value ? model_->page_bytes() / 2 : 0);
-    std::vector<float> row(d);
-    for (int32_t c = 0; c < d; ++c) {
-      const size_t i = static_cast<size_t>(position % 64) * d + c;
-      row[c] = model_->kv_dtype() == kernels::DType::kF32
-                   ? reinterpret_cast<const float*>(at)[i]
-                   : kernels::ToFloat(reinterpret_cast<const kernels::bf16*>(at)[i]);
-    }
-    return row;
+    return test::KvRow(*model_, at, position % 64);
   }
   bool SameKv(const Result& a, const Result& b, int32_t num_tokens) const {
     for (int32_t layer = 0; layer < model_->config().num_layers; ++layer) {

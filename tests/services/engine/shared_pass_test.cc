@@ -23,7 +23,7 @@ class SharedPassTest : public ::testing::TestWithParam<int> {
     if (test::OnGpu() && GetParam() > 1) GTEST_SKIP() << "ranks want a GPU each";
     const auto devices = test::DevicesOf(test::OnGpu() ? "cuda" : "cpu", GetParam());
     ASSERT_TRUE(devices.ok()) << devices.status();
-    auto model = Model::Load(test::kTinyModel, *devices);
+    auto model = Model::Load(test::kTinyModel, *devices, {.kv_dtype = test::KvType()});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *model;
     policy_.emplace(model_->config());
