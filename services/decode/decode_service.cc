@@ -78,6 +78,7 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
       refused_unknown_(wire::RefusedTicketsCounter(metrics, "unknown")),
       refused_generation_(wire::RefusedTicketsCounter(metrics, "generation")),
       refused_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
+      chunks_(engine.step_costs(), metrics),
       decoded_densely_(metrics.Counter(
           "splice_decode_dense_fallbacks_total",
           "Requests that decode without a choice of tokens because the pages that it keeps did not fit.")),
@@ -348,16 +349,11 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
     spans->whole.Set("splice.request", ticket.request_id);
     decode.on_start = [spans] { spans->Begin("decode.first_token"); };
   }
-  decode.on_tokens = [this, stream, spans](std::span<const engine::DecodeToken> tokens) {
+  decode.on_tokens = [this, stream, spans,
+                      counts = engine::DecodeChoiceCounter()](std::span<const engine::DecodeToken> tokens) mutable {
     if (spans != nullptr) spans->OnTokens(tokens.size());
-    v1::StreamChunk chunk;
-    for (const engine::DecodeToken& token : tokens) {
-      auto* out = chunk.add_tokens();
-      out->set_index(static_cast<uint32_t>(token.fork));
-      *out->mutable_token() = wire::ToProto(token.token);
-    }
     generated_tokens_.Increment(static_cast<double>(tokens.size()));
-    stream->Push(chunk);
+    stream->Push(chunks_.Of(tokens, counts));
   };
   decode.on_done = [this, id, spans](const absl::Status& status) {
     if (spans != nullptr) spans->End(status);

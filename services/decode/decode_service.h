@@ -16,6 +16,7 @@
 #include "services/decode/local_prefill.h"
 #include "services/decode/reservation.h"
 #include "services/decode/ticket_table.h"
+#include "services/decode/token_chunks.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
 #include "services/grammar/grammar_cache.h"
@@ -118,6 +119,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& refused_unknown_;
   prometheus::Counter& refused_generation_;
   prometheus::Counter& refused_replayed_;
+  const TokenChunks chunks_;
   prometheus::Counter& decoded_densely_;
   prometheus::Counter& heads_restored_;
   prometheus::Counter& misses_lease_;

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
                           options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;
                           if (flags.no_async_scheduling) options.engine.async_scheduling = false;
+                          if (flags.no_step_costs) options.engine.measure_step_costs = false;
                           options.transport = flags.transport;
                           options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
                           options.landing_bytes = flags.host_kv_bytes;

@@ -77,6 +77,7 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", flags.no_async_scheduling, kNoAsyncSchedulingHelp);
+  app.add_flag("--no-step-costs", flags.no_step_costs, kNoStepCostsHelp);
   app.add_option("--local-prefill-tokens", flags.local_prefill_tokens,
                  "most new tokens of a prompt that this worker prefills itself, if that is faster; 0: none")
       ->check(CLI::Range(0, 1 << 20))

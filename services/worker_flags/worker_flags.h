@@ -42,6 +42,10 @@ inline constexpr char kKvDtypeHelp[] =
 inline constexpr char kNoAsyncSchedulingHelp[] =
     "GPU only: start a decode step after the tokens of the step before it are known; slower, for comparison";
 
+inline constexpr char kNoStepCostsHelp[] =
+    "GPU only: do not measure at start what decode steps cost; the decode method adaptive then decides by a built-in "
+    "rule";
+
 struct WorkerFlags {
   ModelSource model;
   std::string listen = "127.0.0.1:0";
@@ -64,6 +68,7 @@ struct WorkerFlags {
   int32_t num_threads = 0;
   int32_t max_sequences = 64;                      // decode only
   bool no_async_scheduling = false;                // decode only
+  bool no_step_costs = false;                      // decode only
   uint32_t local_prefill_tokens = 0;               // decode only
   uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
   uint64_t parked_bytes = 4ull << 30;              // decode only

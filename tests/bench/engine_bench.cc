@@ -16,8 +16,11 @@
 #include "services/engine/methods/selection_methods.h"
 #include "services/engine/model/random_weights.h"
 #include "services/engine/recovery/exact.h"
+#include "services/engine/runtime/measure_step_costs.h"
+#include "services/engine/selection/adaptive.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/kept_tokens_selector.h"
+#include "services/engine/selection/step_modes.h"
 #include "services/worker_flags/worker_flags.h"
 #include "tests/bench/median.h"
 
@@ -108,6 +111,40 @@ int64_t LinearWeights(const engine::ModelConfig& c) {
   return c.num_layers * (int64_t{c.hidden_size} * (2 * c.q_size() + 2 * c.kv_size()) + 3 * ffn * c.hidden_size);
 }
 
+// Decides as a decode engine does before each of its steps; returns how many sequences choose.
+int32_t DecideModes(const engine::StepCosts& costs, int64_t steps_left,
+                    const std::vector<std::unique_ptr<engine::SequenceKv>>& sequences,
+                    const std::vector<std::unique_ptr<engine::TokenSelector>>& selectors) {
+  std::vector<engine::StepCandidate> candidates;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const engine::AdaptiveSelector& selector = *selectors[i]->adaptive();
+    const int64_t positions = sequences[i]->num_tokens() + 1;
+    candidates.push_back({.positions = positions,
+                          .steps_left = steps_left,
+                          .may_choose = selector.may_choose(positions),
+                          .chooses = selector.chooses(),
+                          .rested = selector.rested(positions)});
+  }
+  std::vector<bool> choose(candidates.size());
+  engine::DecideModes(costs, candidates, {}, choose);
+  for (size_t i = 0; i < candidates.size(); ++i) selectors[i]->adaptive()->Decide(choose[i], candidates[i].positions);
+  return static_cast<int32_t>(std::count(choose.begin(), choose.end(), true));
+}
+
+// What `adaptive` decides by, in milliseconds.
+absl::StatusOr<engine::StepCosts> MeasureCosts(engine::ParallelExecutor& executor, engine::PagePool& pool) {
+  const auto start = Clock::now();
+  SPLICE_ASSIGN_OR_RETURN(engine::StepCosts costs,
+                          engine::MeasureStepCosts(executor, pool, std::chrono::milliseconds(2000)));
+  fmt::print("step costs, measured in {:.2f} s\n", Seconds(start));
+  for (const engine::StepCosts::Row& row : costs.rows()) {
+    for (const engine::StepCosts::Point& point : row.points)
+      fmt::print("  {:>3} x {:>6}: dense {:7.3f}, chosen {:7.3f}, to begin {:7.3f}\n", point.sequences, row.length,
+                 point.dense_s * 1e3, point.chosen_s * 1e3, point.change_s * 1e3);
+  }
+  return costs;
+}
+
 absl::Status RunBench(const Flags& flags) {
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices devices, MakeDevices(flags.backend, flags.tp));
   const kernels::Backend* const backend = devices[0].get();
@@ -187,6 +224,10 @@ absl::Status RunBench(const Flags& flags) {
   if (widest == 0) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const auto executor,
                           engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
+  engine::StepCosts costs;
+  if (std::find(flags.selectors.begin(), flags.selectors.end(), "adaptive") != flags.selectors.end()) {
+    SPLICE_ASSIGN_OR_RETURN(costs, MeasureCosts(*executor, pool));
+  }
   constexpr int32_t kRepeats = 5;
   const int32_t positions = flags.steps + 2 * kRepeats + 1;  // that the steps below write
   for (const int32_t batch : flags.decode)
@@ -218,14 +259,19 @@ absl::Status RunBench(const Flags& flags) {
         return Seconds(start);
       };
       std::vector<double> times;
+      double sum = 0;
+      int64_t chosen = 0;
+      const bool adapts = selectors[0]->adaptive() != nullptr;
       for (int32_t step = 0; step < flags.steps; ++step) {
+        if (adapts) chosen += DecideModes(costs, flags.steps - step, sequences, selectors);
         SPLICE_ASSIGN_OR_RETURN(const double seconds, run_step());
+        sum += seconds;
         if (step >= 4) times.push_back(seconds);
       }
       // The step in which sequences choose for the first time, and gather what they choose by: one of them, and all.
       std::vector<double> joins;
       for (const int32_t joining : {1, batch}) {
-        if (selectors[0]->scoring().scoring == engine::TokenScoring::kNone) break;
+        if (adapts || selectors[0]->scoring().scoring == engine::TokenScoring::kNone) break;
         std::vector<double> of_joining;
         for (int repeat = 0; repeat < kRepeats; ++repeat) {
           for (int32_t i = 0; i < joining; ++i) {
@@ -244,9 +290,11 @@ absl::Status RunBench(const Flags& flags) {
       // Others on the machine make a step slower, never faster.
       const double fastest = *std::min_element(times.begin(), times.end());
       fmt::print(
-          "decode  B={:<3} at {}, {}: {:8.3f} ms a step, fastest {:8.3f} ms, {:8.0f} tokens/s, floor of dense {:8.3f} "
-          "ms, {:.2f}x\n",
-          batch, flags.context, name, time * 1e3, fastest * 1e3, batch / time, floor * 1e3, time / floor);
+          "decode  B={:<3} at {}, {}: {:8.3f} ms a step, fastest {:8.3f} ms, mean of all {:8.3f} ms, {:8.0f} tokens/s, "
+          "floor of dense {:8.3f} ms, {:.2f}x\n",
+          batch, flags.context, name, time * 1e3, fastest * 1e3, sum / flags.steps * 1e3, batch / time, floor * 1e3,
+          time / floor);
+      if (adapts) fmt::print("        {} of {} rows chose\n", chosen, int64_t{flags.steps} * batch);
       if (!joins.empty())
         fmt::print("        a step in which one of them chooses first: {:.3f} ms, all of them: {:.3f} ms\n",
                    joins[0] * 1e3, joins[1] * 1e3);
@@ -256,6 +304,8 @@ absl::Status RunBench(const Flags& flags) {
                                {"selector", name},
                                {"seconds", time},
                                {"fastest_seconds", fastest},
+                               {"mean_seconds", sum / flags.steps},
+                               {"chosen_rows", chosen},
                                {"first_choice_seconds", joins},
                                {"floor_seconds", floor}});
     }
@@ -282,7 +332,8 @@ int main(int argc, char** argv) {
   app.add_option("--prefill", flags.prefill, "prompt lengths")->delimiter(',')->capture_default_str();
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
   app.add_option("--selectors", flags.selectors,
-                 "decode methods; sparcas16: sparcas with keys of 16 bits; kept=SHARE, kept=SHARE:METHOD: behind "
+                 "decode methods, adaptive by costs that are measured before; sparcas16: sparcas with keys of 16 bits; "
+                 "kept=SHARE, kept=SHARE:METHOD: behind "
                  "samkv, which kept that share of the context")
       ->delimiter(',')
       ->capture_default_str();

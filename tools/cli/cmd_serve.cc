@@ -154,6 +154,7 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
+  app.add_flag("--no-step-costs", c.no_step_costs, kNoStepCostsHelp);
 }
 
 void AddMetricsAndTraceFlags(CLI::App& app, Flags& flags) {

@@ -135,6 +135,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = options.max_sequences;
   if (options.no_async_scheduling) decode.engine.async_scheduling = false;
+  if (options.no_step_costs) decode.engine.measure_step_costs = false;
   decode.engine.fidelity.share = options.fidelity_share;
   decode.shares_pool = shares_pool;
   decode.itl_target = engine::StepTurns::TargetOf(options.itl_target_ms, model->backend().host_memory());

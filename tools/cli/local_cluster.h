@@ -49,6 +49,7 @@ struct LocalClusterOptions {
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core
   int32_t max_sequences = 64;
   bool no_async_scheduling = false;  // DecodeEngineOptions::async_scheduling
+  bool no_step_costs = false;        // DecodeEngineOptions::measure_step_costs
   int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
   // Turns of prompts and decode steps (engine::StepTurns), where both workers share a pool; nullopt: 50 ms on a CPU,
   // none on a GPU, which runs both at the same time.

@@ -53,8 +53,7 @@ struct DecodeRow {
 // Whether the row may share a pass with slices of prompts (chunked prefill): it attends to all that the model lets it
 // see, nothing is measured, and it needs neither the host during its pass nor another pass for the same step.
 inline bool CanRide(const DecodeRow& row) {
-  return row.selector->is_exact() && row.compact == nullptr && row.probe == nullptr && row.mass == nullptr &&
-         row.kv->is_whole();
+  return row.selector->is_exact() && row.probe == nullptr && row.mass == nullptr && row.kv->is_whole();
 }
 
 }  // namespace spl::engine

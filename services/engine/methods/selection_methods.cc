@@ -7,6 +7,7 @@
 #include "kernels/selection/sparcas/compact_keys.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 #include "services/base/status.h"
+#include "services/engine/selection/adaptive.h"
 #include "services/engine/selection/baselines/adakv.h"
 #include "services/engine/selection/baselines/h2o.h"
 #include "services/engine/selection/baselines/quest.h"
@@ -78,6 +79,7 @@ constexpr Maker kMakers[] = {
     {"dense", Dense},
     {"head_classes", ByHeadClasses},
     {"sparcas", WithClasses<SparCasSelector>, CheckDims},
+    {"adaptive", WithClasses<AdaptiveSelector>, CheckDims},
     {"loopserve", WithClasses<LoopServeSelector>},
     {"quest", WithClasses<QuestSelector>, CheckPages},
     {"streaming", WithOptions<StreamingSelector>},
@@ -119,10 +121,11 @@ absl::Status CheckClasses(const methods::Selector& selector, bool has_classes) {
   return absl::OkStatus();
 }
 
-// Behind tokens that were left out; null: a step attends to everything that is kept.
+// Behind tokens that were left out; null: a step attends to everything that is kept. So does `adaptive`, whose costs
+// say nothing of lists.
 absl::StatusOr<SelectorPtr> MakeInner(const DecodeOptions& options, const ModelConfig& config) {
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
-  if (inner->name() == methods::kDense) inner.reset();
+  if (inner->name() == methods::kDense || inner->adaptive() != nullptr) inner.reset();
   return inner;
 }
 

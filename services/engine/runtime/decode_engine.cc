@@ -8,6 +8,7 @@
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/runtime/measure_step_costs.h"
 #include "services/engine/selection/dense.h"
 
 namespace spl::engine {
@@ -34,11 +35,13 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       delivery_(options.max_undelivered),
       fidelity_(executor_->model(), options.fidelity),
       batch_(options.shared.get(), delivery_),
+      adaptive_(options.step_costs.has_value() ? *options.step_costs : StepCosts::BuiltIn(),
+                {.gathered_tokens = options.gathered_tokens}),
       preemption_(executor_->model(), pool, options.shared.get(), batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, pool, batch_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
+      step_(*executor_, pool, batch_, adaptive_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -47,6 +50,7 @@ absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_p
   SPLICE_ASSIGN_OR_RETURN(auto executor, ParallelExecutor::Create(std::move(model), pool.view(), for_rows));
   auto engine = std::unique_ptr<DecodeEngine>(new DecodeEngine(pool, options, std::move(executor)));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
+  SPLICE_RETURN_IF_ERROR(engine->ChooseStepCosts());
   DecodeEngine* self = engine.get();
   engine->thread_ = std::thread([self] { self->RunLoop(); });
   if (options.shared != nullptr)
@@ -71,6 +75,14 @@ absl::Status DecodeEngine::WarmUp() {
     load_.step_s = std::chrono::duration<double>(Clock::now() - start).count();
   }
   return absl::OkStatus();
+}
+
+absl::Status DecodeEngine::ChooseStepCosts() {
+  if (options_.step_costs.has_value()) return absl::OkStatus();
+  if (!options_.measure_step_costs.value_or(!model().backend().host_memory())) return absl::OkStatus();
+  absl::StatusOr<StepCosts> costs = MeasureStepCosts(*executor_, pool_, options_.step_costs_limit);
+  if (costs.ok()) adaptive_.set_costs(*std::move(costs));
+  return IsDeviceLost(costs.status()) ? costs.status() : absl::OkStatus();
 }
 
 absl::Status DecodeEngine::Submit(DecodeRequest request) {

@@ -2,6 +2,7 @@
 // join or leave between any two steps. No network.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/execution/parallel_executor.h"
+#include "services/engine/runtime/adaptive_decoding.h"
 #include "services/engine/runtime/decode_admission.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
@@ -36,6 +38,12 @@ struct DecodeEngineOptions {
   // Tokens and other events that may wait for their callbacks (TokenDelivery), about 100 bytes each. Above this the
   // next step waits.
   size_t max_undelivered = 1 << 16;
+  // Costs of steps by which the method `adaptive` decides. Unset: see measure_step_costs.
+  std::optional<StepCosts> step_costs;
+  // Measures them when the engine is made, which takes up to step_costs_limit and needs the pool's free pages. False,
+  // or an error while measuring: StepCosts::BuiltIn. Unset: enabled on devices.
+  std::optional<bool> measure_step_costs;
+  std::chrono::milliseconds step_costs_limit{2000};
   DecodeFidelityOptions fidelity;  // fidelity.report must be set if fidelity.share is above 0
   // Starts the next step before the tokens of the last one are on the host (DecodeStep). Never with `turns`.
   // Unset: enabled on devices, with one rank.
@@ -79,6 +87,7 @@ class DecodeEngine {
   absl::Status Submit(DecodeRequest request);
   void Wake();  // tells the engine that a request was cancelled
   DecodeLoad load() const;
+  const StepCosts& step_costs() const { return adaptive_.costs(); }  // by which the method `adaptive` decides
   const Model& model() const { return executor_->model(); }
 
   // Ends every sequence with Unavailable, waits until all callbacks have run, and joins the threads. Idempotent. Not
@@ -88,6 +97,7 @@ class DecodeEngine {
  private:
   DecodeEngine(PagePool& pool, const DecodeEngineOptions& options, std::unique_ptr<ParallelExecutor> executor);
   absl::Status WarmUp();
+  absl::Status ChooseStepCosts();
   void RunLoop();
   void CollectInbox();
   void DropDead();
@@ -115,6 +125,7 @@ class DecodeEngine {
   TokenDelivery delivery_;
   DecodeFidelity fidelity_;
   DecodeBatch batch_;
+  AdaptiveDecoding adaptive_;
   DecodePreemption preemption_;
   DecodeStart start_;
   DecodeAdmission admission_;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/runtime/decode_choice.h"
 #include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/prefill_request.h"
 #include "services/engine/runtime/sampler.h"
@@ -22,6 +23,7 @@ namespace spl::engine {
 struct DecodeToken {
   int32_t fork = 0;
   SampledToken token;
+  StepChoice step;
 };
 
 // A sequence whose prompt is prefilled. The prefill side has sampled the first token of every fork; it is not streamed

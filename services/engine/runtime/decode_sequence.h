@@ -16,6 +16,7 @@
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/decode_request.h"
 #include "services/engine/runtime/head_restorer.h"
+#include "services/engine/runtime/mass_guard.h"
 #include "services/engine/runtime/parked_pages.h"
 #include "services/engine/runtime/prompt_replay.h"
 #include "services/engine/runtime/sampler.h"
@@ -31,6 +32,7 @@ struct DecodeFork {
   std::unique_ptr<TokenSelector> selector;
   std::unique_ptr<CompactPages> compact;  // null: the selector needs none
   std::unique_ptr<Sampler> sampler;
+  std::unique_ptr<MassGuard> guard;          // null: no floor for what chosen tokens hold
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
   std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
   int32_t last_token = 0;

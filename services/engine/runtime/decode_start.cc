@@ -104,6 +104,11 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   fork.sampler = std::make_unique<Sampler>(request.sampling, config.eos_ids, fork.index, request.prompt,
                                            request.prior_output, num_prompt, config.max_positions);
   fork.sampler->Accept(fork.last_token);
+  if (const AdaptiveSelector* const adaptive = fork.selector->adaptive();
+      adaptive != nullptr && adaptive->mass_floor() > 0) {
+    SPLICE_ASSIGN_OR_RETURN(auto everything, MakeTokenSelector("", config, request.kv->classes()));
+    fork.guard = std::make_unique<MassGuard>(config, std::move(everything));
+  }
   // A comparison cannot attend to what was left out.
   if (request.kv->kept() == nullptr) fork.watched = fidelity_.Draw(*fork.selector, request.kv->classes());
   if (fork.index + 1 < request.sampling.num_forks) {

@@ -11,6 +11,7 @@
 #include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/selection/adaptive.h"
 
 namespace spl::engine {
 namespace {
@@ -24,6 +25,12 @@ double ThreadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+StepKind KindOf(TokenSelector& selector) {
+  const AdaptiveSelector* const adaptive = selector.adaptive();
+  if (adaptive == nullptr) return StepKind::kFixed;
+  return adaptive->chooses() ? StepKind::kChosen : StepKind::kDense;
+}
+
 // Every row has drawn.
 std::vector<std::optional<SampledToken>> Each(std::vector<SampledToken> sampled) {
   return {std::make_move_iterator(sampled.begin()), std::make_move_iterator(sampled.end())};
@@ -31,11 +38,12 @@ std::vector<std::optional<SampledToken>> Each(std::vector<SampledToken> sampled)
 
 }  // namespace
 
-DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
-                       TokenDelivery& delivery, bool async)
+DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, AdaptiveDecoding& adaptive,
+                       DecodeFidelity& fidelity, TokenDelivery& delivery, bool async)
     : model_(executor.model()),
       executor_(executor),
       batch_(batch),
+      adaptive_(adaptive),
       fidelity_(fidelity),
       delivery_(delivery),
       streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
@@ -67,6 +75,7 @@ bool DecodeStep::Group::Fits(const ScoringPlan& plan) const {
 
 void DecodeStep::MakeGroups() {
   num_groups_ = 0;
+  adaptive_.Decide(batch_);
   for (auto& sequence : batch_.running()) {
     for (DecodeFork& fork : sequence->forks) {
       if (fork.finished || fork.EndsInFlight()) continue;
@@ -80,7 +89,7 @@ void DecodeStep::MakeGroups() {
         group->rows.clear();
       }
       if (!group->Has(plan)) group->plans.push_back(plan);
-      group->rows.push_back({sequence.get(), &fork});
+      group->rows.push_back({sequence.get(), &fork, KindOf(*fork.selector)});
     }
   }
 }
@@ -104,10 +113,26 @@ absl::Status DecodeStep::Run() {
 bool DecodeStep::MayRunAhead() const {
   if (!async_ || num_groups_ > 1) return false;
   const std::span<const Row> rows = num_groups_ == 0 ? std::span<const Row>() : groups_[0].rows;
+  if (RowToMeasure(rows) >= 0) return false;
   return std::all_of(rows.begin(), rows.end(), [](const Row& row) {
     const DecodeFork& fork = *row.fork;
     return fork.restorer == nullptr && fork.watched == nullptr && fork.replay.empty() && fork.kv->is_whole();
   });
+}
+
+// The one that waits longest. Measurements keep their distance: a step with one is slow.
+int64_t DecodeStep::RowToMeasure(std::span<const Row> rows) const {
+  if (measured_step_ > 0 && num_steps_ < measured_step_ + MassGuard::kSpacing) return -1;
+  int64_t longest = -1, row = -1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const DecodeFork& fork = *rows[i].fork;
+    if (rows[i].kind != StepKind::kChosen || fork.guard == nullptr || fork.watched != nullptr) continue;
+    const int64_t kv_len = fork.num_positions() + 1, waited = kv_len - fork.guard->measured();
+    if (!fork.guard->IsDue(kv_len) || waited <= longest) continue;
+    longest = waited;
+    row = static_cast<int64_t>(i);
+  }
+  return row;
 }
 
 absl::Status DecodeStep::RunAhead() {
@@ -199,7 +224,7 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   decode_rows_.clear();
   samplers_.clear();
   watched_.clear();
-  for (const auto& [sequence, fork] : rows) {
+  for (const auto& [sequence, fork, kind] : rows) {
     HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
     decode_rows_.push_back({.token = fork->last_token,
                             .kv = fork->kv.get(),
@@ -224,7 +249,14 @@ absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const R
   DescribeRows(rows);
   if (const double ended = std::exchange(model_ended_s_, 0); ended > 0) host_s_ += ThreadCpuSeconds() - ended;
   SPLICE_RETURN_IF_ERROR(fidelity_.BeforeStep(executor_, decode_rows_, watched_));
+  const int64_t measured = RowToMeasure(rows);
+  if (measured >= 0) decode_rows_[measured].mass = rows[measured].fork->guard->Begin(decode_rows_[measured].kv_len());
   SPLICE_RETURN_IF_ERROR(executor_.Decode(decode_rows_));
+  if (measured >= 0) {
+    DecodeFork& fork = *rows[measured].fork;
+    fork.guard->End(*fork.selector->adaptive(), decode_rows_[measured].kv_len());
+    measured_step_ = num_steps_ + 1;
+  }
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
   SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.Sample(executor_, samplers_));
   model_ended_s_ = ThreadCpuSeconds();
@@ -258,10 +290,17 @@ void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<std::optional
     sequence.TellRestores(delivery_);
     for (size_t row = begin; row < i && !replays; ++row) {
       if (sampled[row].has_value())
-        delivery_.AddToken(*sequence.listener, {rows[row].fork->index, *std::move(sampled[row])});
+        delivery_.AddToken(*sequence.listener,
+                           {rows[row].fork->index, *std::move(sampled[row]), DescribeStep(rows[row])});
     }
     if (sequence.num_active() == 0 && !sequence.in_flight()) batch_.Finish(sequence, absl::OkStatus());
   }
+}
+
+StepChoice DecodeStep::DescribeStep(const Row& row) {
+  StepChoice step{.kind = row.kind};
+  if (row.fork->guard != nullptr) row.fork->guard->Describe(step);
+  return step;
 }
 
 void DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled) {

@@ -12,6 +12,7 @@
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/execution/pending_sample.h"
+#include "services/engine/runtime/adaptive_decoding.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/sample_rows.h"
@@ -24,8 +25,8 @@ namespace spl::engine {
 class DecodeStep {
  public:
   // All outlive it. `async`: a step may start before the tokens of the last one are taken.
-  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, DecodeFidelity& fidelity,
-             TokenDelivery& delivery, bool async);
+  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, AdaptiveDecoding& adaptive,
+             DecodeFidelity& fidelity, TokenDelivery& delivery, bool async);
 
   // Gives heads whose pages have arrived full visibility from the next step on.
   void RestoreHeads();
@@ -57,6 +58,7 @@ class DecodeStep {
   struct Row {
     DecodeSequence* sequence;
     DecodeFork* fork;
+    StepKind kind;  // what its selector was told
   };
   // Continuations that share one pass.
   struct Group {
@@ -73,8 +75,10 @@ class DecodeStep {
   };
 
   void RestoreHeads(DecodeSequence& sequence);
-  void MakeGroups();
+  void MakeGroups();  // decides for each row what the step attends to, if its method leaves that open
   bool MayRunAhead() const;
+  // Row of the step whose attention is measured for its guard; -1: none.
+  int64_t RowToMeasure(std::span<const Row> rows) const;
   absl::Status RunAhead();
   absl::Status StartLayers(std::span<const Row> rows, Flight& flight);
   absl::Status StartSampling(Flight& flight);
@@ -84,6 +88,7 @@ class DecodeStep {
   absl::StatusOr<std::vector<SampledToken>> RunModel(std::span<const Row> rows);
   // `sampled`: the token of each row; nullopt: its continuation had ended before.
   void TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled);
+  static StepChoice DescribeStep(const Row& row);
   // Takes the sampled token of a continuation, or its next replayed token instead.
   void TakeToken(DecodeFork& fork, SampledToken& sampled);
   // Ends the sequences of a failed pass. DataLoss as Run.
@@ -92,6 +97,7 @@ class DecodeStep {
   const Model& model_;
   ParallelExecutor& executor_;
   DecodeBatch& batch_;
+  AdaptiveDecoding& adaptive_;
   DecodeFidelity& fidelity_;
   TokenDelivery& delivery_;
   RowSampler row_sampler_;
@@ -99,6 +105,7 @@ class DecodeStep {
   const bool async_;
   Flight flight_;  // without rows: no step is under way
   uint64_t num_steps_ = 0;
+  uint64_t measured_step_ = 0;  // the last one that was measured for a guard, from 1; 0: none
   double host_s_ = 0;
   double model_ended_s_ = 0;  // when the last pass had its tokens; 0: it failed
 

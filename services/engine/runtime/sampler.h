@@ -82,6 +82,8 @@ class Sampler {
 
   // Whether the continuation ends within the next `ahead` tokens, whatever they are.
   bool EndsWithin(int64_t ahead) const { return num_output_ + ahead >= max_output_; }
+  // Tokens that it may still get.
+  int64_t num_left() const { return max_output_ - num_output_; }
 
   // Whether the next token is simply the most likely one of the model's own logits.
   bool takes_argmax() { return Row(0).is_argmax(); }

@@ -39,6 +39,7 @@ uint64_t ChoosingSelector::plan_key() const {
 void KeyScoringSelector::BeginStep(int64_t kv_len) {
   if (!active_ && kv_len <= 2 * int64_t{plan().budget}) return;
   if (active_) ++step_;
+  skipped_ = active_ ? kv_len - written_ - 1 : 0;
   active_ = true;
   SetStep(/*scores=*/true, /*chosen=*/true);
   for (const int32_t number : choosing_layers()) {

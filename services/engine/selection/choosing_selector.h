@@ -38,12 +38,12 @@ class ChoosingSelector : public TokenSelector {
   kernels::LayerSelection& layer(int32_t number) { return layers_[number]; }
   // Layers in which some head chooses, ascending.
   std::span<const int32_t> choosing_layers() const { return choosing_layers_; }
-
- private:
   kernels::HeadVisibility Unchosen(int32_t layer, int32_t kv_head) const {
     return VisibilityOf(classes_.get(), config_, layer, kv_head);
   }
+  const ModelConfig& config() const { return config_; }
 
+ private:
   const ModelConfig& config_;  // the model's; the model outlives its sequences
   const std::shared_ptr<const StreamClasses> classes_;
   const ScoringPlan plan_;
@@ -61,13 +61,18 @@ class KeyScoringSelector : public ChoosingSelector {
   void BeginStep(int64_t kv_len) override;
 
  protected:
-  // Plans a layer for step number `step` since choices began, from 0. On entry `selection` holds the plan of the last
-  // step.
+  // Plans a layer for step number `step` with choices, from 0. On entry `selection` holds the plan of the last step
+  // with choices.
   virtual void PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) = 0;
+  // The next step attends to everything. Later ones may choose again: they append the keys that were left out.
+  void Rest() { SetStep(/*scores=*/false, /*chosen=*/false); }
+  // Steps between this one and the last one with choices. For PlanLayer.
+  int64_t skipped() const { return skipped_; }
 
  private:
   bool active_ = false;
   int64_t step_ = 0;
+  int64_t skipped_ = 0;
   int64_t written_ = 0;  // number of positions in the last step with choices
 };
 

@@ -15,6 +15,9 @@ namespace spl::engine {
 // Dimensions of keys that are not packed, unless a request names another number.
 inline constexpr int32_t kCompactDims = 16;
 
+// Share of the attention below which `adaptive` gives a head everything, unless a request names another one.
+inline constexpr double kMassFloor = 0;
+
 struct DecodeOptions {
   std::string selector;  // name of the decode method; "" and "auto": the best that this build has for the sequence
   // Tokens that a head attends to in a step (docs/methods/sparcas.md, docs/methods/loopserve.md,
@@ -35,6 +38,8 @@ struct DecodeOptions {
   int32_t window = -1;
   // StreamingLLM.
   int32_t sinks = 4;
+  // Adaptive: share of a head's attention that its chosen tokens must hold (runtime/mass_guard.h); 0: any.
+  double mass_floor = kMassFloor;
 
   DecodeOptions() = default;
   DecodeOptions(std::string name) : selector(std::move(name)) {}  // NOLINT: a name alone is enough
@@ -50,6 +55,7 @@ inline constexpr OptionField<DecodeOptions> kDecodeOptionFields[] = {
     {"decode_refresh_interval", &DecodeOptions::refresh_interval, 1, 1 << 20},
     {"decode_window", &DecodeOptions::window, 1, kernels::kQueryWindowMax},
     {"decode_sinks", &DecodeOptions::sinks, 0, kernels::kSelectBudgetMax},
+    {"decode_mass_floor", &DecodeOptions::mass_floor},
 };
 
 // InvalidArgument names the field as the API has it, its value and its range.

@@ -31,7 +31,7 @@ void SparCasSelector::PlanLayer(int32_t layer, int64_t step, kernels::LayerSelec
   if (selection.refresh) selection.parity ^= 1;  // the last step wrote the other table, which is valid now
   selection.first = step == 0;
   const int64_t interval = IntervalAt(step);
-  selection.refresh = step == 0 || step % interval == layer % interval;
+  selection.refresh = step == 0 || skipped() >= refresh_interval_ || step % interval == layer % interval;
 }
 
 }  // namespace spl::engine

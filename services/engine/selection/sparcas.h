@@ -6,7 +6,7 @@
 
 namespace spl::engine {
 
-class SparCasSelector final : public KeyScoringSelector {
+class SparCasSelector : public KeyScoringSelector {
  public:
   SparCasSelector(const ModelConfig& config, std::shared_ptr<const StreamClasses> classes,
                   const DecodeOptions& options);
@@ -14,7 +14,7 @@ class SparCasSelector final : public KeyScoringSelector {
 
  protected:
   // Each layer chooses its dimensions again every IntervalAt steps. The layers take turns, so that no step chooses in
-  // more than ceil(layers / interval) of them.
+  // more than ceil(layers / interval) of them. Behind refresh_interval steps without choices all layers choose them.
   void PlanLayer(int32_t layer, int64_t step, kernels::LayerSelection& selection) override;
 
  private:

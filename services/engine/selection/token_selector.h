@@ -62,6 +62,7 @@ struct ScoringPlan {
   }
 };
 
+class AdaptiveSelector;
 class PromptSelector;
 
 // One object per sequence. Used by the engine thread only, except for Select: with several ranks, the thread of each
@@ -70,6 +71,7 @@ class TokenSelector {
  public:
   virtual ~TokenSelector() = default;
   virtual std::string_view name() const = 0;
+  // Whether the next step attends to everything that the model lets it see.
   virtual bool is_exact() const = 0;
   // Called once per step, before everything else. The step writes position kv_len - 1.
   virtual void BeginStep(int64_t /*kv_len*/) {}
@@ -91,6 +93,8 @@ class TokenSelector {
   virtual int64_t most_listed(int64_t /*num_tokens*/) const { return 0; }
   // This selector, if it chooses by the prompt's attention (runtime/prompt_replay.h); null: it does not.
   virtual PromptSelector* of_prompt() { return nullptr; }
+  // This selector, if its steps may or may not choose (selection/adaptive.h); null: that is not open.
+  virtual AdaptiveSelector* adaptive() { return nullptr; }
   // True if this stream ever chooses tokens by scores; it then has compact pages.
   virtual bool Chooses(int32_t /*layer*/, int32_t /*kv_head*/) const { return false; }
   // [num_layers]: what each layer does in this step; empty: no layer chooses.

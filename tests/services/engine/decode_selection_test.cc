@@ -706,7 +706,7 @@ TEST(DecodeOptions, BadOnesAreNamed) {
   const absl::Status unknown = MakeTokenSelector("other", config, nullptr).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(unknown.message()),
-              HasSubstr("dense, head_classes, sparcas, loopserve, quest, streaming, snapkv, adakv, h2o"));
+              HasSubstr("dense, head_classes, sparcas, adaptive, loopserve, quest, streaming, snapkv, adakv, h2o"));
 }
 
 }  // namespace

@@ -1,0 +1,182 @@
+#include "services/engine/runtime/measure_step_costs.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "services/base/status.h"
+#include "services/engine/cache/compact_pages.h"
+#include "services/engine/methods/selection_methods.h"
+#include "services/engine/runtime/local_generator.h"
+#include "services/engine/selection/adaptive.h"
+#include "services/engine/selection/dense.h"
+
+namespace spl::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kLengths[] = {0, 16'384, 65'536, 131'072};  // 0: the shortest from which a sequence may choose
+constexpr int32_t kKvExponent = -3;  // keys and values of about the size that models make (FillRandomArgs)
+// Steps of one kind at one point: the first builds what it needs, and the second is recorded.
+constexpr int kWarmSteps = 2, kTimedSteps = 3;
+constexpr int64_t kRoom = 2 * (kWarmSteps + kTimedSteps);  // positions that a point's steps write
+
+class Measurement {
+ public:
+  Measurement(ParallelExecutor& executor, PagePool& pool, Clock::time_point end)
+      : model_(executor.model()),
+        executor_(executor),
+        pool_(pool),
+        end_(end),
+        options_(WithKeys("adaptive", model_)),
+        dense_(model_.config()),
+        filled_(static_cast<size_t>(pool.num_pages())) {}
+
+  absl::StatusOr<StepCosts> Run() {
+    SPLICE_ASSIGN_OR_RETURN(const auto selector, MakeTokenSelector(options_, model_.config(), nullptr));
+    if (selector->adaptive() == nullptr) return StepCosts();
+    std::vector<StepCosts::Row> rows;
+    for (int64_t length : kLengths) {
+      if (length == 0) length = 2 * int64_t{selector->scoring().budget} + 1;
+      if (length + kRoom <= model_.config().max_positions) rows.push_back({length, {}});
+    }
+    // Small batches of every length first.
+    const size_t rows_max = static_cast<size_t>(executor_.max_rows());
+    bool fits = true;
+    for (size_t n = 1; fits; n *= 2) {
+      fits = false;
+      for (StepCosts::Row& row : rows) {
+        if (Clock::now() >= end_) break;
+        SPLICE_ASSIGN_OR_RETURN(const bool all, MeasureUpTo(std::min(n, rows_max), row));
+        fits |= all && n < rows_max;
+      }
+    }
+    std::erase_if(rows, [](const StepCosts::Row& row) { return row.points.empty(); });
+    return StepCosts(std::move(rows));
+  }
+
+ private:
+  struct Sequence {
+    std::unique_ptr<SequenceKv> kv;
+    std::unique_ptr<CompactPages> compact;
+    std::unique_ptr<TokenSelector> selector;
+  };
+
+  // A point of `num` sequences, or of as many as there is room for, unless the row has it. False: there was no room.
+  absl::StatusOr<bool> MeasureUpTo(size_t num, StepCosts::Row& row) {
+    std::vector<Sequence> sequences;
+    absl::Status room;
+    while (room.ok() && sequences.size() < num) {
+      room = Add(row.length, sequences);
+      if (!room.ok() && room.code() != absl::StatusCode::kResourceExhausted) return room;
+    }
+    const auto measured = static_cast<size_t>(row.points.empty() ? 0 : row.points.back().sequences);
+    if (sequences.size() <= measured) return false;
+    SPLICE_ASSIGN_OR_RETURN(row.points.emplace_back(), MeasurePoint(row.length, sequences));
+    return room.ok();
+  }
+
+  absl::Status Add(int64_t length, std::vector<Sequence>& sequences) {
+    Sequence sequence;
+    SPLICE_ASSIGN_OR_RETURN(sequence.selector, MakeTokenSelector(options_, model_.config(), nullptr));
+    sequence.kv = std::make_unique<SequenceKv>(pool_, KvShapeOf(model_.config()));
+    SPLICE_RETURN_IF_ERROR(sequence.kv->Reserve(length + kRoom));
+    SPLICE_ASSIGN_OR_RETURN(sequence.compact, MakeCompactPages(*sequence.selector, model_, pool_, length + kRoom));
+    SPLICE_RETURN_IF_ERROR(sequence.compact->Reserve(length + kRoom));
+    for (const std::vector<int32_t>& table : sequence.compact->tables()) {
+      for (const int32_t page : table) filled_[page] = false;  // with something else than keys and values
+    }
+    SPLICE_RETURN_IF_ERROR(Fill(*sequence.kv));
+    sequences.push_back(std::move(sequence));
+    return absl::OkStatus();
+  }
+
+  // Pages that lengths share are filled once, those that lie together in one call.
+  absl::Status Fill(const SequenceKv& kv) {
+    std::vector<int32_t> pages = kv.AllPages();
+    std::erase_if(pages, [&](int32_t page) { return filled_[page]; });
+    std::sort(pages.begin(), pages.end());
+    for (size_t begin = 0, end = 0; begin < pages.size(); begin = end) {
+      const int rank = pool_.view().rank_of(pages[begin]);
+      for (end = begin; end < pages.size() && pages[end] == pages[begin] + static_cast<int32_t>(end - begin) &&
+                        pool_.view().rank_of(pages[end]) == rank;
+           ++end)
+        filled_[pages[end]] = true;
+      const size_t bytes = (end - begin) * pool_.view().page_bytes();
+      SPLICE_RETURN_IF_ERROR(model_.backends()[rank]->FillRandom(
+          {}, {.out = pool_.view().k(pages[begin]),
+               .dtype = model_.kv_dtype(),
+               .count = static_cast<int64_t>(bytes / kernels::DTypeBytes(model_.kv_dtype())),
+               .stream = static_cast<uint64_t>(pages[begin]),
+               .step_exponent = kKvExponent}));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepCosts::Point> MeasurePoint(int64_t length, std::vector<Sequence>& sequences) {
+    StepCosts::Point point{.sequences = static_cast<int64_t>(sequences.size())};
+    for (Sequence& sequence : sequences) {
+      sequence.kv->set_num_tokens(length);
+      SPLICE_ASSIGN_OR_RETURN(sequence.selector, MakeTokenSelector(options_, model_.config(), nullptr));
+    }
+    double first_s = 0;
+    for (const bool chooses : {false, true}) {
+      std::array<double, kTimedSteps> timed;
+      first_s = 0;
+      for (int step = 0; step < kWarmSteps + kTimedSteps; ++step) {
+        SPLICE_ASSIGN_OR_RETURN(const double seconds, TimeStep(sequences, chooses));
+        if (step < kWarmSteps)
+          first_s += seconds;
+        else
+          timed[step - kWarmSteps] = seconds;
+      }
+      std::sort(timed.begin(), timed.end());
+      // Others on the machine make a step slower, never faster. The fastest dense step counts, so that no dense step
+      // seems slow that is not.
+      if (chooses)
+        point.chosen_s = timed[kTimedSteps / 2];
+      else
+        point.dense_s = timed[0];
+    }
+    point.change_s = std::max(0.0, first_s - kWarmSteps * point.chosen_s);
+    return point;
+  }
+
+  // From its start to its tokens.
+  absl::StatusOr<double> TimeStep(std::vector<Sequence>& sequences, bool chooses) {
+    std::vector<DecodeRow> rows;
+    for (Sequence& sequence : sequences) {
+      const int64_t kv_len = sequence.kv->num_tokens() + 1;
+      if (chooses) sequence.selector->adaptive()->Decide(true, kv_len);
+      rows.push_back({.kv = sequence.kv.get(),
+                      .selector = chooses ? sequence.selector.get() : &dense_,
+                      .compact = chooses ? sequence.compact.get() : nullptr});
+    }
+    const auto start = Clock::now();
+    SPLICE_RETURN_IF_ERROR(executor_.Decode(rows));
+    SPLICE_RETURN_IF_ERROR(executor_.Argmax().status());
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    for (Sequence& sequence : sequences) sequence.kv->set_num_tokens(sequence.kv->num_tokens() + 1);
+    return seconds;
+  }
+
+  const Model& model_;
+  ParallelExecutor& executor_;
+  PagePool& pool_;
+  const Clock::time_point end_;
+  const DecodeOptions options_;
+  DenseSelector dense_;
+  std::vector<bool> filled_;  // [num_pages]
+};
+
+}  // namespace
+
+absl::StatusOr<StepCosts> MeasureStepCosts(ParallelExecutor& executor, PagePool& pool,
+                                           std::chrono::milliseconds at_most) {
+  return Measurement(executor, pool, Clock::now() + at_most).Run();
+}
+
+}  // namespace spl::engine
