@@ -11,9 +11,6 @@ namespace {
 
 constexpr int32_t kLinkTokensIsolated = 8;
 constexpr int32_t kRecomputeMin = 64;
-// How many tokens carry a fact from one isolated segment to another does not follow the prompt's length: with 64 of
-// 1,000 tokens 15 points of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
-constexpr int32_t kRecomputeMinIsolated = 256;
 constexpr int64_t kSmallModelWeights = 20'000'000'000;
 
 // Weights of the linear layers, roughly: enough to tell a small model from a large one.
@@ -44,8 +41,8 @@ int32_t SparseXPolicy::DefaultDenseLayers(const ModelConfig& config, bool isolat
   return std::max(1, static_cast<int32_t>(std::lround(config.num_layers * share)));
 }
 
-SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, double recompute_share)
-    : RecoveryPolicy(config), options_(options), recompute_share_(recompute_share) {}
+SparseXPolicy::SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, Amount amount)
+    : RecoveryPolicy(config), options_(options), amount_(amount) {}
 
 void SparseXPolicy::Prepare(const ReuseLayout& layout) {
   dense_layers_ = DenseLayersOf(layout);
@@ -91,19 +88,19 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
 int64_t SparseXPolicy::CostOf(const ReuseLayout& layout) const {
   const PositionRanges recovered = Recovered(layout), fresh = layout.fresh();
   const int64_t dense = CountOf(UnionOf(fresh, recovered));
-  const int64_t chosen = CountOf(RowsWithoutScores(layout)) + Scores(layout, 0, 1, recompute_share_).k;
+  const int64_t chosen = CountOf(RowsWithoutScores(layout)) + Scores(layout, 0, 1, amount_).k;
   return dense * dense_layers_ + chosen * (config().num_layers - dense_layers_);
 }
 
-int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused, double share) const {
+int64_t SparseXPolicy::NumChosen(const ReuseLayout& layout, int64_t num_reused, Amount amount) const {
   const auto reused = static_cast<double>(num_reused);
-  if (options_.recompute_share != -1) share = options_.recompute_share;
+  const double share = options_.recompute_share != -1 ? options_.recompute_share : amount.share;
   const auto wanted = static_cast<int64_t>(std::lround(share * reused));
   const auto allowed = static_cast<int64_t>(options_.max_recompute_fraction * reused);
   const int32_t fewest =
       options_.recompute_min != -1
           ? options_.recompute_min
-          : std::min(HasOtherContext(layout) ? kRecomputeMinIsolated : kRecomputeMin, options_.recompute_max);
+          : std::min(HasOtherContext(layout) ? amount.fewest_apart : kRecomputeMin, options_.recompute_max);
   return std::min({num_reused, allowed, std::clamp<int64_t>(wanted, fewest, options_.recompute_max)});
 }
 
@@ -112,17 +109,17 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   return {.rows = ProbeRows(layout),
           .layers = {layer, layer + 1},
           .kv_is_final = false,
-          .score = Scores(layout, layer, 1, recompute_share_)};
+          .score = Scores(layout, layer, 1, amount_)};
 }
 
-ScoreRequest SparseXPolicy::Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, double share) const {
+ScoreRequest SparseXPolicy::Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, Amount amount) const {
   ScoreRequest score{.kind = ScoreKind::kColumnMass,
                      .layer = layer,
                      .candidates = Recovered(layout),
                      .probes = ProbeRows(layout),
                      .pool_radius = options_.score_pool,
                      .all_layers = num_layers > 1};
-  score.k = NumChosen(layout, CountOf(score.candidates), share);
+  score.k = NumChosen(layout, CountOf(score.candidates), amount);
   RefineScore(layout, num_layers, score);
   return score;
 }

@@ -18,9 +18,16 @@ namespace spl::engine {
 
 class SparseXPolicy : public RecoveryPolicy {
  public:
-  static constexpr double kRecomputeShare = 0.05;
-  // `recompute_share`: share of the reused tokens that is recomputed unless the options name one.
-  SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, double recompute_share = kRecomputeShare);
+  // How many reused tokens scores choose, unless the options say it: a share of them, and not fewer than `fewest_apart`
+  // if some were computed in another context.
+  struct Amount {
+    double share;
+    int32_t fewest_apart;
+  };
+  // How many tokens carry a fact from one isolated segment to another does not follow the prompt's length: with 64 of
+  // 1,000 tokens 15 points of the answers are lost, with 256 none (docs/results/2026-11-23-short-prompts.md).
+  static constexpr Amount kBehindDenseLayers = {.share = 0.05, .fewest_apart = 256};
+  SparseXPolicy(const ModelConfig& config, const ReuseOptions& options, Amount amount = kBehindDenseLayers);
   std::string_view name() const override { return "sparsex"; }
   bool reuses_segments() const override { return true; }
   int32_t first_cached_layer() const override { return first_cached_layer_; }
@@ -28,11 +35,10 @@ class SparseXPolicy : public RecoveryPolicy {
 
   // Number of dense layers before the boundary.
   int32_t DenseLayersOf(const ReuseLayout& layout) const;
-  // Number of reused tokens, out of `num_reused` of the layout, that scores choose. `share`: unless the options name
-  // one.
-  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused, double share) const;
+  // Number of reused tokens, out of `num_reused` of the layout, that scores choose.
+  int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused, Amount amount) const;
   int64_t NumChosen(const ReuseLayout& layout, int64_t num_reused) const {
-    return NumChosen(layout, num_reused, recompute_share_);
+    return NumChosen(layout, num_reused, amount_);
   }
   // Rows that are computed without regard to scores: fresh text, and the edges of reused text.
   PositionRanges RowsWithoutScores(const ReuseLayout& layout) const;
@@ -48,9 +54,8 @@ class SparseXPolicy : public RecoveryPolicy {
   // Called with every request for scores, before it is used: may change `k`, and set `kv_heads` for `num_layers` layers
   // from score.layer on.
   virtual void RefineScore(const ReuseLayout& /*layout*/, int32_t /*num_layers*/, ScoreRequest& /*score*/) const {}
-  // Asks for the copies that `share` of them, or what the options say, stands for, by the scores of `num_layers` layers
-  // from `layer` on.
-  ScoreRequest Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, double share) const;
+  // Asks for `amount` of the copies by the scores of `num_layers` layers from `layer` on.
+  ScoreRequest Scores(const ReuseLayout& layout, int32_t layer, int32_t num_layers, Amount amount) const;
   const ReuseOptions& options() const { return options_; }
   int32_t dense_layers() const { return dense_layers_; }
   // Rows that are computed, summed over the layers: products take time in proportion.
@@ -69,7 +74,7 @@ class SparseXPolicy : public RecoveryPolicy {
   PositionRanges Links(const ReuseLayout& layout) const;
 
   const ReuseOptions options_;
-  const double recompute_share_;
+  const Amount amount_;
   int32_t dense_layers_ = 0;        // known from Prepare on
   int32_t first_cached_layer_ = 0;  // known from Prepare on
   enum class Next { kNothing, kProbes, kChosen };

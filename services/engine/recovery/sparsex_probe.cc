@@ -19,13 +19,15 @@ int32_t ScoreLayers(const ReuseOptions& options, const RecoveryProfile* profile,
 
 SparseXProbePolicy::SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options,
                                        const RecoveryProfile* profile, double least_share)
-    : SparseXPolicy(config, options, std::max(kRecomputeShare, least_share)),
-      share_(std::max(profile != nullptr ? profile->recompute_share : kProbeShare, least_share)),
+    : SparseXPolicy(config, options,
+                    {std::max(kBehindDenseLayers.share, least_share), kBehindDenseLayers.fewest_apart}),
+      chosen_{std::max(profile != nullptr ? profile->recompute_share : kBehindProbe.share, least_share),
+              kBehindProbe.fewest_apart},
       end_(ProbeLayers(config, options, profile)),
       scoring_(ScoreLayers(options, profile, end_)) {}
 
 ScoreRequest SparseXProbePolicy::ProbeScores(const ReuseLayout& layout) const {
-  return Scores(layout, end_ - scoring_, scoring_, share_);
+  return Scores(layout, end_ - scoring_, scoring_, chosen_);
 }
 
 double SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {

@@ -17,15 +17,16 @@ namespace spl::engine {
 
 class SparseXProbePolicy : public SparseXPolicy {
  public:
-  // Share of the reused tokens that a probe chooses by default: with half of it answers are lost that dense layers give
-  // (docs/results/2026-11-26-probe-on-a-gpu.md).
-  static constexpr double kProbeShare = 0.10;
+  // What a probe chooses by default. With half of the share answers are lost that dense layers give
+  // (docs/results/2026-11-26-probe-on-a-gpu.md), with 256 tokens up to three points of them at 2,048 and 4,096 tokens
+  // (docs/results/2026-11-26-three-hundred-questions.md).
+  static constexpr Amount kBehindProbe = {.share = 0.10, .fewest_apart = 512};
   // Time of a row on the way with a probe, in rows of the way with dense layers. Measured: 1.14 on a GPU
   // (docs/results/2026-11-26-probe-on-a-gpu.md, "Time"), 1.3 to 1.4 on a CPU, for splice in the demo
   // (docs/results/2026-11-26-splice-behind-a-probe.md).
   static constexpr double kProbeRowCost = 1.2;
   // REQUIRES: the options are valid (ValidateReuseOptions).
-  // `profile`: what holds for this model where the options say nothing; null: all layers, half of them, kProbeShare.
+  // `profile`: what holds for this model where the options say nothing; null: all layers, half of them, kBehindProbe.
   // `least_share`: least share of the copies that is recomputed, with and without a probe, unless the options name one.
   SparseXProbePolicy(const ModelConfig& config, const ReuseOptions& options, const RecoveryProfile* profile = nullptr,
                      double least_share = 0);
@@ -46,7 +47,7 @@ class SparseXProbePolicy : public SparseXPolicy {
   double CostOf(const ReuseLayout& layout) const;
   ScoreRequest ProbeScores(const ReuseLayout& layout) const;
 
-  const double share_;     // share of the copies, unless the options name one
+  const Amount chosen_;    // unless the options say it
   const int32_t end_;      // the probe's layers are [0, end_)
   const int32_t scoring_;  // the last of them that score
   bool probes_ = false;    // known from Prepare on; false: dense layers cost less, or the request wants them

@@ -300,7 +300,7 @@ TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
   EXPECT_TRUE(probe.score.all_layers);
   EXPECT_EQ(probe.score.candidates, layout.reused) << "an option says how many rows: for all copies";
   EXPECT_EQ(probe.score.probes, probe.rows);
-  EXPECT_EQ(probe.score.k, 256);
+  EXPECT_EQ(probe.score.k, 512);
   EXPECT_EQ(policy.first_cached_layer(), 0) << "the probe reads the copies in its first layer";
   const auto chosen = policy.NextStage(layout, Tokens{205, 206, 500});
   ASSERT_TRUE(chosen.has_value());
@@ -341,13 +341,13 @@ TEST(SparseXPolicyTest, WithoutOptionsTheWayThatCostsLessIsTaken) {
     // Behind a probe a tenth of the copies, 16 tokens beside the fresh text and the segment's first 8; else 4 dense
     // layers, and a twentieth.
     const int32_t reused = 10'000 - fresh;
-    const int32_t probe = 12 * fresh + 12 * (fresh + std::max(256, reused / 10) + 24);
+    const int32_t probe = 12 * fresh + 12 * (fresh + std::max(512, reused / 10) + 24);
     const int32_t dense = 4 * 10'000 + 8 * (fresh + std::max(256, reused / 20) + 24);
     if (1.2 * probe < dense) {
       EXPECT_EQ(first.layers, (LayerRange{0, 12})) << fresh;
       EXPECT_EQ(first.rows, (PositionRanges{{reused, 10'000}})) << fresh;
       EXPECT_EQ(first.score.layer, 6) << fresh;
-      EXPECT_EQ(first.score.k, std::max(256, reused / 10)) << fresh;
+      EXPECT_EQ(first.score.k, std::max(512, reused / 10)) << fresh;
       EXPECT_EQ(policy.first_cached_layer(), 0) << fresh;
       EXPECT_EQ(policy.NextStage(layout, Tokens{5})->layers, (LayerRange{0, 12})) << fresh;
       EXPECT_EQ(policy.probe_layers(), 12) << fresh;
