@@ -181,6 +181,7 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
   identity.set_weights(model.weights_name());
   identity.set_kv_dtype(std::string(kernels::DTypeName(model.kv_dtype())));
+  identity.set_fp8_activation_rows(static_cast<uint32_t>(model.first_rows_in_e4m3()));
   identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
   if (const auto& map = model.head_classes(); map != nullptr) {
     identity.set_head_class_digest(ToBytes(map->digest()));

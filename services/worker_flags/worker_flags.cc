@@ -53,15 +53,6 @@ void RequireModelSource(CLI::App& app, ModelSource& source, const char* model_he
 
 namespace {
 
-// Fewest rows of a pass whose activations are rounded to e4m3 in the first layer; 0: none are.
-int64_t FirstRowsInE4M3(const engine::Model& model) {
-  const auto& layer = model.rank(0).layer(0);
-  for (int64_t rows = 1; model.quantizes_activations() && rows <= 1024; ++rows) {
-    if (layer.qkv->PrefersE4M3(rows)) return rows;
-  }
-  return 0;
-}
-
 // Says what is quantized.
 void LogQuantization(const engine::Model& model) {
   if (!kernels::IsQuantizedType(model.weight_dtype())) return;
@@ -69,7 +60,7 @@ void LogQuantization(const engine::Model& model) {
   log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
             log::F("format", folder.quantized() ? folder.method : "--quantize"),
             log::F("activation_scales", folder.static_activations ? "not used" : "none"),
-            log::F("fp8_activations_from_rows", FirstRowsInE4M3(model)));
+            log::F("fp8_activations_from_rows", model.first_rows_in_e4m3()));
 }
 
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {

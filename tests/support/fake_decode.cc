@@ -194,6 +194,7 @@ grpc::ServerUnaryReactor* FakeDecode::GetInfo(grpc::CallbackServerContext* conte
   info->mutable_model()->set_vocab_size(options_.vocab_size);
   info->mutable_model()->set_weights("fp8-e4m3-block");
   info->mutable_model()->set_kv_dtype("bf16");
+  info->mutable_model()->set_fp8_activation_rows(192);
   info->mutable_endpoint()->set_worker_id(options_.worker_id);
   info->mutable_endpoint()->set_epoch(options_.epoch);
   info->mutable_endpoint()->set_grpc_address(address_);

@@ -248,6 +248,7 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->mutable_model()->set_vocab_size(options_.vocab_size);
   info->mutable_model()->set_weights("fp8-e4m3-block");
   info->mutable_model()->set_kv_dtype("bf16");
+  info->mutable_model()->set_fp8_activation_rows(192);
   *info->mutable_wire() = wire::OwnVersions();
   info->set_prefill_tokens_per_s(10'000);
   info->set_queued_tokens(options_.queued_tokens);

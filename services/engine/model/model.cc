@@ -388,6 +388,15 @@ std::vector<const kernels::Backend*> Model::backends() const {
   return backends;
 }
 
+int64_t Model::first_rows_in_e4m3() const {
+  constexpr int64_t kMost = 1024;
+  const auto& weight = ranks_[0]->layer(0).qkv;
+  for (int64_t rows = 1; quantizes_activations_ && rows <= kMost; ++rows) {
+    if (weight->PrefersE4M3(rows)) return rows;
+  }
+  return 0;
+}
+
 size_t Model::page_bytes() const { return kernels::KvPageBytes(kv_dtype_, config_.head_dim); }
 
 kernels::RopeTable ModelShard::rope() const {

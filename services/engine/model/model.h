@@ -129,6 +129,8 @@ class Model {
   // The same with what shares a scale, as ModelConfig::weights_name; for --quantize: QuantizedWeightsName.
   const std::string& weights_name() const { return weights_name_; }
   bool quantizes_activations() const { return quantizes_activations_; }  // ModelOptions::quantize_activations
+  // Fewest rows of a pass whose activations are rounded to e4m3 in the first layer; 0: none are.
+  int64_t first_rows_in_e4m3() const;
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 

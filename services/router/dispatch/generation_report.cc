@@ -90,6 +90,9 @@ FinalInfo Generation::MakeFinal() const {
   r.set_seed(request_.sampling.seed.value_or(0));
   r.set_attempts(history_.attempts);
   r.set_migrations(history_.migrations);
+  const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
+  r.set_weights(fleet->model.weights);
+  r.set_kv_dtype(fleet->model.kv_dtype);
   // After a move the prompt's KV and the output's were computed by other workers, whose rounding may be another one
   // (other processors, other companions on a GPU): at a near tie the rest may be another text than the undisturbed one.
   r.set_exact(r.exact() && history_.migrations == 0);

@@ -30,6 +30,7 @@ FleetModel FleetModelOf(const v1::ModelIdentity& identity) {
   model.default_reuse = identity.default_reuse();
   model.weights = identity.weights();
   model.kv_dtype = identity.kv_dtype();
+  model.fp8_activation_rows = identity.fp8_activation_rows();
   model.head_map = HeadMapOf(identity);
   return model;
 }

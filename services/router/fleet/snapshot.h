@@ -86,6 +86,7 @@ struct FleetModel {
   std::string default_reuse;  // meaning of the policy "auto" for prompts with segments
   std::string weights;        // types of weights and KV, as the workers call them
   std::string kv_dtype;
+  uint32_t fp8_activation_rows = 0;  // as in ModelIdentity
   // Per layer, one letter per KV head: 'g' keeps everything while decoding, 'l' keeps a window. Empty: no head classes.
   std::vector<std::string> head_map;
 };

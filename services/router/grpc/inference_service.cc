@@ -171,6 +171,7 @@ grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerConte
       model->set_vocab_size(fleet->model.vocab_size);
       model->set_weights(fleet->model.weights);
       model->set_kv_dtype(fleet->model.kv_dtype);
+      model->set_fp8_activation_rows(fleet->model.fp8_activation_rows);
     }
   }
   reactor->Finish(ToGrpcStatus(known));

@@ -35,6 +35,7 @@ OrderedJson ModelJson(Dispatcher& core, int64_t created) {
   const std::shared_ptr<const FleetSnapshot> fleet = core.fleet().snapshot();
   if (!fleet->model.weights.empty()) model["weights"] = fleet->model.weights;
   if (!fleet->model.kv_dtype.empty()) model["kv_dtype"] = fleet->model.kv_dtype;
+  if (fleet->model.fp8_activation_rows > 0) model["fp8_activation_rows"] = fleet->model.fp8_activation_rows;
   return model;
 }
 

@@ -39,6 +39,8 @@ TEST(FaultTest, FailedPrefillIsRetriedOnAnotherWorker) {
   const TestResponse response = Call(cluster.http(), "POST", kCompletions, Body("retry me please", 8));
   EXPECT_EQ(TextOf(response), expected);
   EXPECT_EQ(json::parse(response.body).at("splice").at("attempts"), 3);
+  EXPECT_EQ(json::parse(response.body).at("splice").at("types"),
+            json::parse(R"({"weights":"fp8-e4m3-block","kv":"bf16"})"));
   EXPECT_TRUE(cluster.decode[0]->WaitIdle());
 }
 

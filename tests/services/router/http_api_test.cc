@@ -451,6 +451,7 @@ TEST_F(HttpApiTest, ModelsAndOperations) {
             json::parse(R"({"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0})"));
   EXPECT_EQ(json::parse(models.body).at("data").at(0).at("weights"), "fp8-e4m3-block");  // as the workers say
   EXPECT_EQ(json::parse(models.body).at("data").at(0).at("kv_dtype"), "bf16");
+  EXPECT_EQ(json::parse(models.body).at("data").at(0).at("fp8_activation_rows"), 192);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/v1/models/splice-tiny").status, 200);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/v1/models/other").status, 404);
   EXPECT_EQ(Call(cluster_.http(), "GET", "/healthz").status, 200);

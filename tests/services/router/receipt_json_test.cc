@@ -80,6 +80,8 @@ TEST(ReceiptJsonTest, IsWhatTheDocumentationShows) {
   receipt.set_seed(uint64_t{1} << 63);
   receipt.set_prefill("pool");
   receipt.set_attempts(1);
+  receipt.set_weights("fp8-e4m3-channel");
+  receipt.set_kv_dtype("fp8");
   receipt.set_ttft_seconds(0.5);
   (*receipt.mutable_ttft_stages())["queue"] = 0.125;
   (*receipt.mutable_ttft_stages())["prefill"] = 0.375;
@@ -89,7 +91,7 @@ TEST(ReceiptJsonTest, IsWhatTheDocumentationShows) {
       R"("recomputed":0,"computed":0},"bytes":{"fetched":0,"moved":77,"decode_kv":0},"seconds":{"queue":0.0,)"
       R"("lookup":0.0,"fetch":0.0,"prefill":0.0,"transfer":0.0,"ttft":0.5},"ttft_stages":{"prefill":0.375,)"
       R"("queue":0.125},"seed":9223372036854775808,"prefill":"pool","workers":{"prefill":"","decode":""},)"
-      R"("transport":"","attempts":1,"migrations":0})");
+      R"("transport":"","attempts":1,"migrations":0,"types":{"weights":"fp8-e4m3-channel","kv":"fp8"}})");
   receipt.mutable_samkv()->set_kept_share(0.25);
   receipt.mutable_decode_restore()->set_restore_misses(2);
   receipt.mutable_decode_choice()->set_chosen_tokens(7);
