@@ -227,7 +227,7 @@ TEST_F(AdaptiveDecodingTest, AHeadBelowTheFloorIsGuarded) {
   EXPECT_EQ(guarded.report.chosen_tokens, 59);
 }
 
-// Of one sequence, step by step, without an engine around them.
+// Steps of one sequence, without an engine around them.
 class AdaptiveStepsTest : public EnginesTest {
  protected:
   static constexpr int32_t kLength = 400;
@@ -332,6 +332,17 @@ TEST_F(AdaptiveStepsTest, AGuardedHeadAttendsToEverything) {
     EXPECT_EQ(guarded, Dense(kLength + 1)) << packed;
     EXPECT_NE(Step(chooser, kLength + 2, true), Dense(kLength + 2)) << packed;
   }
+}
+
+// A step that does not choose shares a pass with slices of prompts, as a dense one does.
+TEST_F(AdaptiveStepsTest, DenseStepsRide) {
+  Chooser chooser = Make(Options("adaptive", 64));
+  const DecodeRow row{.kv = kv_.get(), .selector = chooser.selector.get(), .compact = chooser.compact.get()};
+  EXPECT_TRUE(CanRide(row));
+  chooser.selector->Decide(true, kLength + 1);
+  EXPECT_FALSE(CanRide(row));
+  chooser.selector->Decide(false, kLength + 1);
+  EXPECT_TRUE(CanRide(row));
 }
 
 // A table of this machine: plausible numbers, and the pool as it was.
