@@ -24,9 +24,9 @@ class RunningSoftmax {
 
  protected:
   // dim(k, i): the dim that row g + 8 i of block k of the outputs is. Writes maxima and sums, max_sum [8 kHeadTiles],
-  // and outputs, merge [8 kHeadTiles, kMergeStride].
+  // and outputs times `by`, merge [8 kHeadTiles, kMergeStride].
   template <typename Dim>
-  __device__ __forceinline__ void Store(float2* max_sum, float* merge, const Dim& dim) const {
+  __device__ __forceinline__ void Store(float2* max_sum, float* merge, const Dim& dim, float by = 1) const {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
@@ -39,8 +39,8 @@ class RunningSoftmax {
         if (g_ == 0) max_sum[column] = float2{m_[t][h], sum};
 #pragma unroll
         for (int k = 0; k < kHeadDim / 16; ++k) {
-          merge[column * kMergeStride + dim(k, 0)] = o_[t][k][h];
-          merge[column * kMergeStride + dim(k, 1)] = o_[t][k][2 + h];
+          merge[column * kMergeStride + dim(k, 0)] = o_[t][k][h] * by;
+          merge[column * kMergeStride + dim(k, 1)] = o_[t][k][2 + h] * by;
         }
       }
     }
@@ -52,15 +52,16 @@ class RunningSoftmax {
         : first(j < kv_len && (j < splits.sinks || j >= splits.band_begin)),
           second(j + 8 < kv_len && (j + 8 < splits.sinks || j + 8 >= splits.band_begin)) {}
   };
-  // Rows are tokens; as B operand they must be columns.
-  __device__ __forceinline__ void KeepWeights(int t, float g0, float g1, float far0, float far1) {
-    weights_[t][0] = TransposeMatrix(PackBf16(g0, g1));
-    weights_[t][1] = TransposeMatrix(PackBf16(far0, far1));
+  // Rows are tokens; as B operand they must be columns. Pairs: of tokens g, then g + 8.
+  __device__ __forceinline__ void KeepWeights(int t, uint32_t near, uint32_t far) {
+    weights_[t][0] = TransposeMatrix(near);
+    weights_[t][1] = TransposeMatrix(far);
   }
-  // Scores of one query head become weights; what was added up before shrinks to the new maximum.
-  __device__ __forceinline__ void Weigh(int t, int h, float& s0, float& s1, bool visible0, bool visible1) {
-    s0 = visible0 ? s0 * scale_ : -INFINITY;
-    s1 = visible1 ? s1 * scale_ : -INFINITY;
+  // Scores of one query head become weights; what was added up before shrinks to the new maximum, and outputs by `drop`
+  // more.
+  __device__ __forceinline__ void Weigh(int t, int h, float& s0, float& s1, Visible visible, float drop = 1) {
+    s0 = visible.first ? s0 * scale_ : -INFINITY;
+    s1 = visible.second ? s1 * scale_ : -INFINITY;
     float max = fmaxf(s0, s1);
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 4));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 8));
@@ -74,8 +75,8 @@ class RunningSoftmax {
     l_[t][h] = l_[t][h] * shrink + (s0 + s1);  // this lane's tokens only
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      o_[t][k][h] *= shrink;
-      o_[t][k][2 + h] *= shrink;
+      o_[t][k][h] *= shrink * drop;
+      o_[t][k][2 + h] *= shrink * drop;
     }
   }
 
@@ -133,8 +134,8 @@ class WideSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) this->Weigh(t, h, s[t][h], s[t][2 + h], visible.first, visible.second);
-      this->KeepWeights(t, s[t][0], s[t][1], s[t][2], s[t][3]);
+      for (int h = 0; h < 2; ++h) this->Weigh(t, h, s[t][h], s[t][2 + h], visible);
+      this->KeepWeights(t, PackBf16(s[t][0], s[t][1]), PackBf16(s[t][2], s[t][3]));
     }
   }
   // Adds the values of the same tile, by the weights of its scores.
@@ -154,8 +155,11 @@ class WideSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
 };
 
 // Pages of codes. A product takes dims in an order of its own, in which a lane's operands are neighbours in memory:
-// of each 64 dims of a key lane c has 16 c to + 15, and of a value lane g has kHeadDim / 8 from that times g on. Codes
-// become bf16 of 2^-120 times their value; that factor and the rows' scales are applied to scores and weights.
+// of each 64 dims of a key lane c has 16 c to + 15, and of a value lane g has kHeadDim / 8 from that times g on.
+//
+// Codes become f16 in one instruction for two. Queries are scaled by a power of two to fit f16, which holds more bits
+// of them than bf16 does; keys' scales and the queries' are applied to the scores. Values' scales are applied to the
+// weights, relative to the largest scale so far, `top_`, so that weights stay below 1.
 template <int kHeadDim, int kHeadTiles>
 class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
   using Base = RunningSoftmax<kHeadDim, kHeadTiles>;
@@ -171,12 +175,27 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
     for (int t = 0; t < kHeadTiles; ++t) {
       const bool exists = 8 * t + g_ < group;
       const auto* row = reinterpret_cast<const uint2*>(q + (exists ? 8 * t + g_ : 0) * kHeadDim);
+      float largest = 0;
 #pragma unroll
       for (int k = 0; k < kHeadDim / 16; ++k) {
         const uint2 dims = row[16 * (k / 4) + 4 * c_ + k % 4];
         q_[t][k][0] = exists ? dims.x : 0;
         q_[t][k][1] = exists ? dims.y : 0;
+#pragma unroll
+        for (const uint32_t pair : q_[t][k]) largest = fmaxf(largest, fmaxf(fabsf(Low(pair)), fabsf(High(pair))));
       }
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      // The largest becomes 2^14 to 2^15.
+      const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 15u), 254u);
+      const float up = __uint_as_float((268u - exponent) << 23), down = __uint_as_float((exponent - 14u) << 23);
+#pragma unroll
+      for (int k = 0; k < kHeadDim / 16; ++k) {
+#pragma unroll
+        for (uint32_t& pair : q_[t][k]) pair = PackHalf(Low(pair) * up, High(pair) * up);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) q_scale_[t][h] = __shfl_sync(0xffffffffu, down, 4 * (2 * c_ + h));
     }
   }
 
@@ -192,11 +211,12 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
       const uint32_t near_words[4] = {near.x, near.y, near.z, near.w}, far_words[4] = {far.x, far.y, far.z, far.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint2 first = SmallBf16Quad(near_words[w]), second = SmallBf16Quad(far_words[w]);
+        const uint2 first = HalfQuad(near_words[w]), second = HalfQuad(far_words[w]);
         const uint32_t a[4] = {first.x, second.x, first.y, second.y};
         const int k = 4 * span + w;
 #pragma unroll
-        for (int t = 0; t < kHeadTiles; ++t) Mma16816(k % kChains == 0 ? s[t] : odd[t], a, q_[t][k][0], q_[t][k][1]);
+        for (int t = 0; t < kHeadTiles; ++t)
+          Mma16816Half(k % kChains == 0 ? s[t] : odd[t], a, q_[t][k][0], q_[t][k][1]);
       }
     }
     if constexpr (kChains == 2) {
@@ -204,19 +224,22 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
       for (int i = 0; i < 4; ++i) s[0][i] += odd[0][i];
     }
     const typename Base::Visible visible(begin + g_, kv_len, splits);
-    const float k_near = SmallFactor(ring.Scale(0, g_)), k_far = SmallFactor(ring.Scale(0, g_ + 8));
+    const float k_near = RowScaleFloat(ring.Scale(0, g_)), k_far = RowScaleFloat(ring.Scale(0, g_ + 8));
     // Scales of slots that nothing was written to may be anything.
-    const float v_near = visible.first ? SmallFactor(ring.Scale(1, g_)) : 0.0f,
-                v_far = visible.second ? SmallFactor(ring.Scale(1, g_ + 8)) : 0.0f;
+    const uint32_t v_near = visible.first ? ring.Scale(1, g_) : 0, v_far = visible.second ? ring.Scale(1, g_ + 8) : 0;
+    const uint32_t top = max(top_, __reduce_max_sync(0xffffffffu, max(v_near, v_far)));
+    const float drop = PowerOf(top_, top), by_near = PowerOf(v_near, top), by_far = PowerOf(v_far, top);
+    top_ = top;
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        s[t][h] *= k_near;
-        s[t][2 + h] *= k_far;
-        this->Weigh(t, h, s[t][h], s[t][2 + h], visible.first, visible.second);
+        s[t][h] *= k_near * q_scale_[t][h];
+        s[t][2 + h] *= k_far * q_scale_[t][h];
+        this->Weigh(t, h, s[t][h], s[t][2 + h], visible, drop);
       }
-      this->KeepWeights(t, s[t][0] * v_near, s[t][1] * v_near, s[t][2] * v_far, s[t][3] * v_far);
+      this->KeepWeights(t, PackHalf(s[t][0] * by_near, s[t][1] * by_near),
+                        PackHalf(s[t][2] * by_far, s[t][3] * by_far));
     }
   }
 
@@ -236,21 +259,32 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
     }
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      const int w = k / 2;
       // Two dims of a word, each of two tokens.
-      const uint32_t low = k % 2 == 0 ? 0x4000 : 0x6020, high = k % 2 == 0 ? 0x5010 : 0x7030;
-      const uint32_t a[4] = {SmallBf16Pair(__byte_perm(rows[0][w], rows[1][w], low)),
-                             SmallBf16Pair(__byte_perm(rows[0][w], rows[1][w], high)),
-                             SmallBf16Pair(__byte_perm(rows[2][w], rows[3][w], low)),
-                             SmallBf16Pair(__byte_perm(rows[2][w], rows[3][w], high))};
+      const int w = k / 2, dims = k % 2 == 0 ? 0x5140 : 0x7362;
+      const uint2 near = HalfQuad(__byte_perm(rows[0][w], rows[1][w], dims)),
+                  far = HalfQuad(__byte_perm(rows[2][w], rows[3][w], dims));
+      const uint32_t a[4] = {near.x, near.y, far.x, far.y};
 #pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) Mma16816(o_[t][k], a, weights_[t][0], weights_[t][1]);
+      for (int t = 0; t < kHeadTiles; ++t) Mma16816Half(o_[t][k], a, weights_[t][0], weights_[t][1]);
     }
   }
 
   __device__ __forceinline__ void Store(float2* max_sum, float* merge) const {
-    Base::Store(max_sum, merge, [this](int k, int i) { return kHeadDim / 8 * g_ + 2 * k + i; });
+    Base::Store(
+        max_sum, merge, [this](int k, int i) { return kHeadDim / 8 * g_ + 2 * k + i; }, RowScaleFloat(top_));
   }
+
+ private:
+  __device__ __forceinline__ static float Low(uint32_t pair) { return __uint_as_float(pair << 16); }
+  __device__ __forceinline__ static float High(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+  // 2^(scale - top), zero where a float does not hold it; NaN for a row that is not finite.
+  __device__ __forceinline__ static float PowerOf(uint32_t scale, uint32_t top) {
+    const int exponent = max(127 + static_cast<int>(scale) - static_cast<int>(top), 0);
+    return scale > kMaxRowScale ? __uint_as_float(0x7fc00000u) : __uint_as_float(static_cast<uint32_t>(exponent) << 23);
+  }
+
+  float q_scale_[kHeadTiles][2];  // of heads 2 c and 2 c + 1
+  uint32_t top_ = 0;
 };
 
 }  // namespace spl::kernels::cuda::decode_attention

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -56,6 +57,30 @@ __device__ __forceinline__ uint32_t WarpLargest(uint32_t x) {
   for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));
   return x;
 #endif
+}
+
+// Pairs of f16, which holds every code, from the lower and the upper two codes of a word.
+__device__ __forceinline__ uint2 HalfQuad(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  uint2 pairs;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(pairs.x), "=r"(pairs.y)
+      : "r"(codes));
+  return pairs;
+#else
+  // Exponents of f16 count from 8 more.
+  const auto half_pair = [](uint32_t pair) {
+    const uint32_t small = (pair >> 1 & 0x3f803f80u) | (pair & 0x80008000u);
+    const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&small), __float2half2_rn(256.0f));
+    return *reinterpret_cast<const uint32_t*>(&value);
+  };
+  return {half_pair(__byte_perm(codes, 0, 0x1404)), half_pair(__byte_perm(codes, 0, 0x3424))};
+#endif
+}
+__device__ __forceinline__ uint32_t PackHalf(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 // Pairs of bf16 that hold 2^-120 times the codes in the high bytes of the two halves of `pair`; its low bytes may hold
