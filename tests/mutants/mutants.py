@@ -118,8 +118,8 @@ MUTANTS = [
            "                         : std::min(most, static_cast<float>(sum / probes.num_probes));",
            "engine_planted_needle_test"),
     Mutant("scale-stays", "rows of FP8 are copied without their scales", "kernels/common/kv_rows.h",
-           "  std::memcpy(to + scales + to_slot, from + scales + from_slot, static_cast<size_t>(count));\n", "",
-           "align_copy_test"),
+           "  if (dtype != DType::kE4M3) return;\n  const size_t scales",
+           "  if (dtype != DType::kInt4) return;\n  const size_t scales", "align_copy_test"),
     Mutant("fused-scale-stays", "a row of FP8 is saved for fusion without its scale", "kernels/kv_copy/fuse_rows.cc",
            "    if (dtype == DType::kE4M3) scale(row) = KvRowScale(head_dim, half, slot);\n", "", "fuse_rows_test"),
 ]
