@@ -1,4 +1,5 @@
 #include "kernels/attention/attention_isa_parts.h"
+#include "kernels/attention/decode_codes_isa.h"
 
 namespace spl::kernels::cpu::SPLICE_ISA {
 namespace {
@@ -39,7 +40,7 @@ SPLICE_INLINE Pair LoadPair(const void* row, int c, int head_dim) {
       p = padded;
     }
     Pair pair;
-    LoadE4M3Pairs(p, pair.a, pair.b);
+    LoadCodePairs(p, pair.a, pair.b);
     return pair;
   }
 }
@@ -149,9 +150,12 @@ void Accumulate(const DecodePage& p, const float* factors) {
   for (int c = 0; c < p.head_dim; c += kBlock) AccumulateHeads<kType, kValueHeads>(p, 0, c, factors);
 }
 
-SPLICE_INLINE void MultiplyPage(float* x, const float* by) {
+// x [64] times the scales of as many rows of codes.
+SPLICE_INLINE void MultiplyPage(float* x, const float* scales) {
+  const F factor = Set1(kCodeFactor);
   SPLICE_UNROLL
-  for (int i = 0; i < kPageVectors; ++i) Store(x + i * kLanes, Mul(Load(x + i * kLanes), Load(by + i * kLanes)));
+  for (int i = 0; i < kPageVectors; ++i)
+    Store(x + i * kLanes, Mul(Load(x + i * kLanes), Mul(Load(scales + i * kLanes), factor)));
 }
 
 template <DType kType>
