@@ -18,10 +18,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kLengths[] = {0, 16'384, 65'536, 131'072};  // 0: the shortest from which a sequence may choose
+// 0: the shortest from which a sequence may choose.
+constexpr int64_t kLengths[] = {0, 8'192, 16'384, 32'768, 65'536, 131'072};
 constexpr int32_t kKvExponent = -3;  // keys and values of about the size that models make (FillRandomArgs)
 // Steps of one kind at one point: the first builds what it needs, and the second is recorded.
-constexpr int kWarmSteps = 2, kTimedSteps = 3;
+constexpr int kWarmSteps = 2, kTimedSteps = 2;
 constexpr int64_t kRoom = 2 * (kWarmSteps + kTimedSteps);  // positions that a point's steps write
 
 class Measurement {
@@ -134,12 +135,8 @@ class Measurement {
           timed[step - kWarmSteps] = seconds;
       }
       std::sort(timed.begin(), timed.end());
-      // Others on the machine make a step slower, never faster. The fastest dense step counts, so that no dense step
-      // seems slow that is not.
-      if (chooses)
-        point.chosen_s = timed[kTimedSteps / 2];
-      else
-        point.dense_s = timed[0];
+      // Others on the machine make a step slower, never faster: what they do must not make dense steps seem slow.
+      (chooses ? point.chosen_s : point.dense_s) = chooses ? timed.back() : timed.front();
     }
     point.change_s = std::max(0.0, first_s - kWarmSteps * point.chosen_s);
     return point;

@@ -11,7 +11,7 @@
 
 namespace spl::engine {
 
-// Runs steps of 1, 2, 4, ... sequences of about 4K, 16K, 64K and 128K positions, as far as the pool's free pages, the
+// Runs steps of 1, 2, 4, ... sequences of about 4K, 8K, 16K, ... 128K positions, as far as the pool's free pages, the
 // executor's rows and the model's context go; the last number of sequences is as many as fit. The pages hold random
 // keys and values and are free again afterwards. Ends after about `at_most`, with what is measured by then: small
 // batches come first. Engine thread, with no other pass on the executor.
