@@ -46,20 +46,24 @@ KvPartitions PartitionHostMemory(const Model& model, std::byte* memory, int64_t 
   return KvPartitions(ShapeOf(model), bases, pages_per_rank);
 }
 
-absl::Status FillWithNoise(const Model& model, const KvMemory& memory, int32_t step_exponent) {
-  constexpr size_t kPages = 256;
+std::vector<std::byte> NoisePages(const Model& model, size_t num_pages, int32_t step_exponent) {
   const int32_t head_dim = model.config().head_dim;
   const size_t half_bytes = model.page_bytes() / 2;
-  std::vector<std::byte> pages(2 * kPages * half_bytes);
+  std::vector<std::byte> pages(2 * num_pages * half_bytes);
   std::vector<float> row(static_cast<size_t>(head_dim));
   const float step = std::ldexp(1.0f, step_exponent);
   uint64_t index = 0;
-  for (size_t half = 0; half < 2 * kPages; ++half) {
+  for (size_t half = 0; half < 2 * num_pages; ++half) {
     for (int32_t slot = 0; slot < kernels::kPageTokens; ++slot) {
       for (float& x : row) x = static_cast<float>(kernels::RandomStep(0, index++)) * step;
       kernels::StoreKvRow(model.kv_dtype(), head_dim, pages.data() + half * half_bytes, slot, row.data());
     }
   }
+  return pages;
+}
+
+absl::Status FillWithNoise(const Model& model, const KvMemory& memory, int32_t step_exponent) {
+  const std::vector<std::byte> pages = NoisePages(model, 256, step_exponent);
   for (size_t r = 0; r < memory.buffers.size(); ++r) {
     const kernels::Buffer& part = *memory.buffers[r];
     auto* const to = static_cast<std::byte*>(part.data());

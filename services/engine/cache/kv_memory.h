@@ -41,8 +41,10 @@ struct KvMemory {
 // Allocates `num_pages` in total, rounded down to a multiple of the number of ranks. ResourceExhausted: a device has no
 // room.
 absl::StatusOr<KvMemory> AllocateKvMemory(const Model& model, int64_t num_pages);
-// For benchmarks: 256 random pages over and over, so that attention has something to compute. A value is an integer of
-// RandomStep (kernels/fill/fill.h) times 2^step_exponent; at -7 the deviation is 0.3.
+// Random pages in the type of the model's K and V, for measurements: attention has something to compute. A value is an
+// integer of RandomStep (kernels/fill/fill.h) times 2^step_exponent; at -7 the deviation is 0.3.
+std::vector<std::byte> NoisePages(const Model& model, size_t num_pages, int32_t step_exponent = -7);
+// For benchmarks: 256 such pages over and over.
 absl::Status FillWithNoise(const Model& model, const KvMemory& memory, int32_t step_exponent = -7);
 // The same layout over host memory of the caller, the ranks' parts one behind the other.
 KvPartitions PartitionHostMemory(const Model& model, std::byte* memory, int64_t num_pages);

@@ -8,6 +8,7 @@
 
 #include "services/base/status.h"
 #include "services/engine/cache/compact_pages.h"
+#include "services/engine/cache/kv_memory.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/selection/adaptive.h"
@@ -20,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 // 0: the shortest from which a sequence may choose.
 constexpr int64_t kLengths[] = {0, 8'192, 16'384, 32'768, 65'536, 131'072};
-constexpr int32_t kKvExponent = -3;  // keys and values of about the size that models make (FillRandomArgs)
+constexpr size_t kNoisePages = 64;
 // Steps of one kind at one point: the first builds what it needs, and the second is recorded.
 constexpr int kWarmSteps = 2, kTimedSteps = 2;
 constexpr int64_t kRoom = 2 * (kWarmSteps + kTimedSteps);  // positions that a point's steps write
@@ -34,6 +35,7 @@ class Measurement {
         end_(end),
         options_(WithKeys("adaptive", model_)),
         dense_(model_.config()),
+        noise_(NoisePages(model_, kNoisePages)),
         filled_(static_cast<size_t>(pool.num_pages())) {}
 
   absl::StatusOr<StepCosts> Run() {
@@ -106,13 +108,21 @@ class Measurement {
                         pool_.view().rank_of(pages[end]) == rank;
            ++end)
         filled_[pages[end]] = true;
-      const size_t bytes = (end - begin) * pool_.view().page_bytes();
-      SPLICE_RETURN_IF_ERROR(model_.backends()[rank]->FillRandom(
-          {}, {.out = pool_.view().k(pages[begin]),
-               .dtype = model_.kv_dtype(),
-               .count = static_cast<int64_t>(bytes / kernels::DTypeBytes(model_.kv_dtype())),
-               .stream = static_cast<uint64_t>(pages[begin]),
-               .step_exponent = kKvExponent}));
+      SPLICE_RETURN_IF_ERROR(
+          FillRun(*model_.backends()[rank], pool_.view().k(pages[begin]), (end - begin) * pool_.view().page_bytes()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Some random pages, then copies of them, each twice as long as the one before.
+  absl::Status FillRun(const kernels::Backend& backend, std::byte* to, size_t bytes) const {
+    size_t done = std::min(noise_.size(), bytes);
+    SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kUpload, to, noise_.data(), done));
+    while (done < bytes) {
+      const size_t more = std::min(done, bytes - done);
+      const kernels::CopyOp op{to + done, to, more};
+      SPLICE_RETURN_IF_ERROR(backend.Copy(kernels::CopyKind::kWithin, {&op, 1}));
+      done += more;
     }
     return absl::OkStatus();
   }
@@ -166,6 +176,7 @@ class Measurement {
   const Clock::time_point end_;
   const DecodeOptions options_;
   DenseSelector dense_;
+  const std::vector<std::byte> noise_;
   std::vector<bool> filled_;  // [num_pages]
 };
 

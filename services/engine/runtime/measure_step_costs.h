@@ -15,8 +15,7 @@ namespace spl::engine {
 // executor's rows and the model's context go; the last number of sequences is as many as fit. The pages hold random
 // keys and values and are free again afterwards. Ends after about `at_most`, with what is measured by then: small
 // batches come first. Engine thread, with no other pass on the executor.
-// A model of which no head may choose has an empty table. Errors are those of the passes; Unimplemented: the device
-// cannot fill pages of this type.
+// A model of which no head may choose has an empty table. Errors are those of the passes.
 absl::StatusOr<StepCosts> MeasureStepCosts(ParallelExecutor& executor, PagePool& pool,
                                            std::chrono::milliseconds at_most);
 

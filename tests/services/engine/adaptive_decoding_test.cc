@@ -367,5 +367,22 @@ TEST_F(AdaptiveStepsTest, CostsAreMeasured) {
               row.points[0].chosen_s * 1e3, row.points[0].change_s * 1e3);
 }
 
+// Pages of K and V in FP8 are filled with keys that mean something, too.
+TEST_F(AdaptiveStepsTest, CostsOfFp8PagesAreMeasured) {
+  const auto model = Model::Load(test::kTinyModel, *test::DevicesOf(test::OnGpu() ? "cuda" : "cpu"),
+                                 {.kv_dtype = kernels::DType::kE4M3});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto memory = AllocateKvMemory(**model, PagesForTokens((*model)->config(), 8192));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  PagePool pool(memory->pages, (*model)->backends());
+  const auto executor = ParallelExecutor::Create(*model, pool.view(), {.max_rows = 64});
+  ASSERT_TRUE(executor.ok()) << executor.status();
+  const auto costs = MeasureStepCosts(**executor, pool, std::chrono::minutes(1));
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  ASSERT_EQ(costs->rows().size(), 1u);
+  EXPECT_GT(costs->rows()[0].points[0].chosen_s, 0);
+  EXPECT_EQ(pool.num_free(), pool.num_pages());
+}
+
 }  // namespace
 }  // namespace spl::engine
