@@ -175,7 +175,7 @@ absl::StatusOr<engine::SampledToken> FromProto(const v1::SampledToken& proto) {
 v1::ModelIdentity IdentityOf(const engine::Model& model) {
   v1::ModelIdentity identity;
   identity.set_name(model.config().name);
-  identity.set_fingerprint(ToBytes(model.fingerprint()));
+  identity.set_fingerprint(ToBytes(model.kv_fingerprint()));
   identity.set_layout_digest(ToBytes(model.layout_digest()));
   identity.set_max_context(static_cast<uint32_t>(model.config().max_positions));
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
@@ -216,7 +216,7 @@ std::string ToBytes(const chunk::Digest& digest) {
 }
 
 absl::Status CheckFingerprint(const std::string& theirs, const engine::Model& model) {
-  if (theirs == ToBytes(model.fingerprint())) return absl::OkStatus();
+  if (theirs == ToBytes(model.kv_fingerprint())) return absl::OkStatus();
   return Errorf(absl::StatusCode::kFailedPrecondition,
                 "the peer runs another model: its fingerprint is not that of '{}' here; start all workers with the "
                 "same model folder",

@@ -13,7 +13,7 @@ membership::Member MemberOf(membership::Role role, std::string address, std::str
           .address = std::move(address),
           .worker_id = std::move(worker_id),
           .epoch = epoch,
-          .fingerprint = HexEncode(model.fingerprint()),
+          .fingerprint = HexEncode(model.kv_fingerprint()),
           .head_map = model.head_classes() == nullptr ? std::string() : HexEncode(model.head_classes()->digest()),
           .capacity = static_cast<uint64_t>(num_pages),
           .wire_min = kVersionMin,

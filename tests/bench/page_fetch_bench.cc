@@ -109,8 +109,8 @@ class Bench {
     tokens_.resize(static_cast<size_t>(num_chunks_) * 64);
     std::mt19937 random(3);
     for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % 4000);
-    prefix_keys_ = chunk::MakePrefixKeys(model_->fingerprint(), {}, tokens_);
-    segment_keys_ = engine::SegmentIndex(model_->fingerprint()).KeysOf({}, tokens_);
+    prefix_keys_ = chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, tokens_);
+    segment_keys_ = engine::SegmentIndex(model_->kv_fingerprint()).KeysOf({}, tokens_);
     if (setup.store.empty()) {
       kvstore::KvStoreOptions options;
       options.kv_transport = setup.carrier;

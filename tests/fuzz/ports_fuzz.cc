@@ -290,7 +290,7 @@ class Cluster {
       return &context;
     };
     v1::ReserveRequest reserve;
-    reserve.set_model_fingerprint(wire::ToBytes(model_->fingerprint()));
+    reserve.set_model_fingerprint(wire::ToBytes(model_->kv_fingerprint()));
     const uint32_t tokens = 1 + random() % 200;
     reserve.set_prompt_tokens(tokens);
     const bool edges = random() % 4 == 0;  // of a whole prompt some id nearly always is one

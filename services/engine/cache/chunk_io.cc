@@ -14,7 +14,7 @@ absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, c
   chunk.payload.resize(ChunkPayloadBytes(model));
   SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages(kv.PagesOfChunk(page_idx), chunk.payload.data()));
   chunk.header = {.key = key,
-                  .model_fingerprint = model.fingerprint(),
+                  .model_fingerprint = model.kv_fingerprint(),
                   .layout_digest = model.layout_digest(),
                   .num_tokens = kernels::kPageTokens,
                   .first_position = static_cast<uint32_t>(page_idx * kernels::kPageTokens),
@@ -25,7 +25,7 @@ absl::StatusOr<chunk::Chunk> PackChunk(const SequenceKv& kv, int32_t page_idx, c
 }
 
 bool IsOfModel(const chunk::ChunkHeader& header, const Model& model) {
-  return header.model_fingerprint == model.fingerprint() && header.layout_digest == model.layout_digest() &&
+  return header.model_fingerprint == model.kv_fingerprint() && header.layout_digest == model.layout_digest() &&
          header.payload_bytes == ChunkPayloadBytes(model);
 }
 

@@ -48,7 +48,7 @@ absl::StatusOr<chunk::Chunk> PackSegmentChunk(const SegmentSource& source, int32
     }
   }
   chunk.header = {.key = key,
-                  .model_fingerprint = model.fingerprint(),
+                  .model_fingerprint = model.kv_fingerprint(),
                   .layout_digest = model.layout_digest(),
                   .num_tokens = static_cast<uint32_t>(count),
                   .first_position = static_cast<uint32_t>(source.begin() + offset),
@@ -268,10 +268,10 @@ FetchedSegment FetchQuantizedSegment(chunk::ChunkStore& store, std::span<const c
   const size_t bytes = QuantizedChunkBytes(model.config(), first_layer);
   std::vector<chunk::ChunkKey> wanted;
   for (const chunk::ChunkKey& key : keys)
-    wanted.push_back(QuantizedKeyOf(key, model.fingerprint(), namespace_key, first_layer));
+    wanted.push_back(QuantizedKeyOf(key, model.kv_fingerprint(), namespace_key, first_layer));
   std::vector<std::vector<std::byte>> landed(keys.size());
   const auto place = [&](size_t index, const chunk::ChunkHeader& header) -> chunk::Pieces {
-    if (header.model_fingerprint != model.fingerprint() || header.layout_digest != model.layout_digest() ||
+    if (header.model_fingerprint != model.kv_fingerprint() || header.layout_digest != model.layout_digest() ||
         header.payload_bytes != bytes || header.provenance < chunk::Provenance::kCanon ||
         header.num_tokens != static_cast<uint32_t>(TokensOfChunk(tokens.size(), static_cast<int32_t>(index))))
       return {};

@@ -79,7 +79,7 @@ chunk::Chunk PackSummary(const SegmentSource& source, const SegmentSummary& summ
   Append<float>(summary.local_query, to);
   Append<int32_t>(summary.attended, to);
   chunk.header = {.key = key,
-                  .model_fingerprint = model.fingerprint(),
+                  .model_fingerprint = model.kv_fingerprint(),
                   .layout_digest = model.layout_digest(),
                   .num_tokens = LastTileTokens(num_tokens),
                   .first_position = static_cast<uint32_t>(source.begin()),
@@ -97,7 +97,7 @@ std::optional<FetchedSummary> FetchSummary(chunk::ChunkStore& store, const chunk
   const auto take = [&](chunk::Chunk&& chunk) {
     const chunk::ChunkHeader& header = chunk.header;
     const bool whole = chunk.payload.size() == sizes.all() * sizeof(float);
-    if (header.model_fingerprint != model.fingerprint() || header.layout_digest != model.layout_digest() ||
+    if (header.model_fingerprint != model.kv_fingerprint() || header.layout_digest != model.layout_digest() ||
         header.provenance < chunk::Provenance::kCanon || header.num_tokens != LastTileTokens(num_tokens) ||
         (!whole && chunk.payload.size() != sizes.tile_means * sizeof(float)))
       return false;

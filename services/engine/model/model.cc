@@ -388,6 +388,10 @@ std::vector<const kernels::Backend*> Model::backends() const {
   return backends;
 }
 
+chunk::Digest Model::kv_fingerprint() const {
+  return kv_dtype_ == DType::kE4M3 ? Fp8KvFingerprint(fingerprint_) : fingerprint_;
+}
+
 int64_t Model::first_rows_in_e4m3() const {
   constexpr int64_t kMost = 1024;
   const auto& weight = ranks_[0]->layer(0).qkv;

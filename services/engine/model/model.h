@@ -140,9 +140,11 @@ class Model {
   // Null: there is none, and `sparsex` chooses rows by its defaults.
   const RecoveryProfile* recovery_profile() const { return recovery_profile_ ? &*recovery_profile_ : nullptr; }
 
-  // SHA-256 over the parts of the configuration that change results, and over every weight file (or the seed). Part of
-  // every chunk key.
+  // SHA-256 over the parts of the configuration that change results, and over every weight file (or the seed).
   const chunk::Digest& fingerprint() const { return fingerprint_; }
+  // The same, and that K and V are kE4M3 if they are. Part of every chunk key, so that workers of both types may share
+  // a store, and the identity of a worker.
+  chunk::Digest kv_fingerprint() const;
   // SHA-256 over everything that gives a page's bytes their meaning: layers, KV heads, head_dim, dtype, page size.
   const chunk::Digest& layout_digest() const { return layout_digest_; }
 

@@ -56,10 +56,19 @@ chunk::Digest RandomFingerprint(const RandomModel& random) {
                                    kernels::DTypeName(random.config.dtype)));
 }
 
-chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to) {
-  return chunk::Sha256((to == QuantizeTo::kInt4 ? "splice-quantized-int4-1|" : "splice-quantized-fp8-1|") +
-                       std::string(reinterpret_cast<const char*>(of_weights.data()), of_weights.size()));
+namespace {
+
+chunk::Digest Derived(std::string_view domain, const chunk::Digest& from) {
+  return chunk::Sha256(std::string(domain) + std::string(reinterpret_cast<const char*>(from.data()), from.size()));
 }
+
+}  // namespace
+
+chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to) {
+  return Derived(to == QuantizeTo::kInt4 ? "splice-quantized-int4-1|" : "splice-quantized-fp8-1|", of_weights);
+}
+
+chunk::Digest Fp8KvFingerprint(const chunk::Digest& of_model) { return Derived("splice-kv-fp8-1|", of_model); }
 
 chunk::Digest LayoutDigest(const ModelConfig& c, kernels::DType kv_dtype) {
   return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,

@@ -19,6 +19,8 @@ chunk::Digest FolderFingerprint(const ModelConfig& config, const Checkpoint& che
 chunk::Digest RandomFingerprint(const RandomModel& random);
 // Fingerprint of a model whose weights are quantized at load, from that of the weights as they are.
 chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to);
+// Fingerprint of K and V of kE4M3, from that of the model.
+chunk::Digest Fp8KvFingerprint(const chunk::Digest& of_model);
 // Reads member `model_fingerprint` of a file that was measured on a model: 64 hexadecimal digits. All zero: absent, or
 // wrong, which is an error of `fields`.
 chunk::Digest ReadModelFingerprint(JsonObjectReader<nlohmann::json>& fields);

@@ -100,7 +100,7 @@ absl::Status ChunkPublisher::PutSummary(const ChunkRun& run, const chunk::PutOpt
     summary = run.source->KeepSummary(std::move(keys));
   }
   chunk::Chunk chunk =
-      PackSummary(*run.source, *summary, SummaryKeyOf(run.keys, model_->fingerprint(), run.namespace_key), *model_);
+      PackSummary(*run.source, *summary, SummaryKeyOf(run.keys, model_->kv_fingerprint(), run.namespace_key), *model_);
   chunk.header.namespace_id = run.namespace_key;
   // Without it the last two tiles run over the whole segment.
   if (options_.recompute_seconds)

@@ -29,7 +29,8 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
     : model_(std::move(model)),
       own_pool_(options.shared == nullptr ? std::make_unique<PagePool>(pool, model_->backends()) : nullptr),
       pool_(own_pool_ != nullptr ? *own_pool_ : options.shared->pool()),
-      local_{PrefixIndex(pool_, options.on_cache_change), SegmentIndex(model_->fingerprint(), options.on_cache_change),
+      local_{PrefixIndex(pool_, options.on_cache_change),
+             SegmentIndex(model_->kv_fingerprint(), options.on_cache_change),
              SessionTable(static_cast<int64_t>(options.session_share * static_cast<double>(pool_.num_pages())),
                           options.session_lease)},
       options_(options),
@@ -97,7 +98,7 @@ absl::Status PrefillEngine::Enqueue(std::shared_ptr<Job> job) {
   job->stats.policy = std::string(job->policy->name());
   job->stats.prompt_tokens = length;
   if (options_.prefix_cache)
-    job->keys = chunk::MakePrefixKeys(model_->fingerprint(), job->request.namespace_key, job->request.tokens);
+    job->keys = chunk::MakePrefixKeys(model_->kv_fingerprint(), job->request.namespace_key, job->request.tokens);
   std::lock_guard lock(mutex_);
   if (stopping_) return Stopping();
   if (num_jobs_ >= options_.max_queued)

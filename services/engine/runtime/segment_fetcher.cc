@@ -85,7 +85,7 @@ bool SegmentFetcher::FetchQuantized(const WantedSegment& wanted, const RecoveryP
 bool SegmentFetcher::FetchParts(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline,
                                 Fetched& fetched, std::optional<FetchedSummary>& summary) const {
   if (!policy.wants_summaries()) return false;
-  summary = FetchSummary(*store_, SummaryKeyOf(wanted.keys, model_->fingerprint(), wanted.namespace_key),
+  summary = FetchSummary(*store_, SummaryKeyOf(wanted.keys, model_->kv_fingerprint(), wanted.namespace_key),
                          wanted.text.size(), *model_, deadline);
   if (summary.has_value() && wanted.shared && !summary->context.isolated) summary.reset();
   if (!summary.has_value()) return false;

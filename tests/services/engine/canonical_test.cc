@@ -69,7 +69,7 @@ TEST_F(CanonicalTest, TextBehindACopyIsASourceForTheNextRequest) {
   EXPECT_EQ(whole->stats.recomputed_tokens, 200);
   EXPECT_EQ(whole->tokens, Expected(prompt, Greedy(6)));
   // The store has it for other workers, as text with nothing in front.
-  const auto keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text);
+  const auto keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text);
   EXPECT_TRUE(test::Eventually([&] { return store_->Find(keys.back()).has_value(); }));
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto chunk = store_->Find(keys[i]);

@@ -91,7 +91,7 @@ class ChunkFetchTest : public testing::TestWithParam<std::string> {
     return SourceContextOf(kSpace, Tokens(static_cast<size_t>(begin), 3), begin, begin);
   }
   static bool on_device() { return GetParam() == "device"; }
-  std::vector<chunk::ChunkKey> Keys() const { return SegmentIndex(model_->fingerprint()).KeysOf(kSpace, text_); }
+  std::vector<chunk::ChunkKey> Keys() const { return SegmentIndex(model_->kv_fingerprint()).KeysOf(kSpace, text_); }
   void FillPrefix() {
     const auto keys = Keys();
     for (int32_t i = 0; i < kChunks; ++i)

@@ -85,7 +85,7 @@ TEST_F(CopiedTokensTest, AreCountedByWhatTheyHaveSeen) {
   EXPECT_EQ(Copied(*AskAbout(other_lead_, {second_, first_}, false)), (Are{0, 150, 200}));
   // Chunks of an older build do not say it.
   for (const auto& text : {first_, second_}) {
-    for (const auto& key : SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text)) {
+    for (const auto& key : SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text)) {
       chunk::Chunk chunk = *store_->Find(key);
       chunk.header.context = {};
       store_->Remove(key);

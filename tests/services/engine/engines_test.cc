@@ -67,7 +67,7 @@ TEST_F(EnginesTest, AnotherNamespaceNeverHits) {
   const auto keys = [&](uint8_t salt) {
     chunk::Digest key{};
     key[0] = salt;
-    return chunk::MakePrefixKeys(model_->fingerprint(), key, prompt);
+    return chunk::MakePrefixKeys(model_->kv_fingerprint(), key, prompt);
   };
   EXPECT_EQ(prefill_->CountCachedLeading(keys(0)), 3u);
   EXPECT_EQ(prefill_->CountCachedLeading(keys(1)), 0u);
@@ -134,7 +134,7 @@ TEST_F(EnginesTest, OtherPromptsRunWhileOneIsFetched) {
   for (const auto* prompt : {&slow, &stored}) ASSERT_TRUE(Submit(*prompt, Greedy(1))->Wait());
   ASSERT_TRUE(store->WaitForSize(8));
   Start(8192, 8192, options);
-  store->BlockGetsOf(chunk::MakePrefixKeys(model_->fingerprint(), {}, slow)[0]);
+  store->BlockGetsOf(chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, slow)[0]);
   auto waiting = Submit(slow, Greedy(4));
   ASSERT_TRUE(store->WaitForBlockedGet());
   auto other = Submit(stored, Greedy(4)), third = Submit(fresh, Greedy(4));
@@ -158,7 +158,7 @@ TEST_F(EnginesTest, StoppingEndsWhatIsBeingFetched) {
   ASSERT_TRUE(Submit(slow, Greedy(1))->Wait());
   ASSERT_TRUE(store->WaitForSize(4));
   Start(8192, 8192, options);
-  store->BlockGetsOf(chunk::MakePrefixKeys(model_->fingerprint(), {}, slow)[0]);
+  store->BlockGetsOf(chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, slow)[0]);
   const auto fetched = Submit(slow, Greedy(1));
   ASSERT_TRUE(store->WaitForBlockedGet());
   const auto waiting = Submit(RandomPrompt(random, 10), Greedy(1));
@@ -185,14 +185,14 @@ TEST_F(EnginesTest, StoredChunksSayWhatTheyTakeToCompute) {
   ASSERT_TRUE(run->Wait() && run->status.ok());
   ASSERT_TRUE(store->WaitForSize(32));
   double sum = 0, last = 0;
-  for (const auto& key : chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)) {
+  for (const auto& key : chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt)) {
     const double seconds = store->Find(key)->header.recompute_seconds;
     EXPECT_GT(seconds, 0);
     sum += seconds;
     last = seconds;
   }
   const double first =
-      store->Find(chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)[0])->header.recompute_seconds;
+      store->Find(chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt)[0])->header.recompute_seconds;
   EXPECT_GT(last, first * 1.2) << "later tokens attend to more";
   std::printf("prefill %.3f s, chunks say %.3f s\n", run->stats.prefill_s, sum);
   EXPECT_GT(sum, run->stats.prefill_s / 10);

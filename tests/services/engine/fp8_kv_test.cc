@@ -121,6 +121,8 @@ TEST(Fp8KvTest, APageIsHalfAsLargeAndHasALayoutOfItsOwn) {
   EXPECT_EQ(fp8.model->page_bytes(), 2u * 64 * (static_cast<size_t>(dim) + 1));
   EXPECT_EQ(bf16.model->page_bytes(), 2u * 64 * 2 * static_cast<size_t>(dim));
   EXPECT_EQ(fp8.model->fingerprint(), bf16.model->fingerprint());
+  EXPECT_EQ(bf16.model->kv_fingerprint(), bf16.model->fingerprint());
+  EXPECT_NE(fp8.model->kv_fingerprint(), bf16.model->kv_fingerprint());
   EXPECT_NE(fp8.model->layout_digest(), bf16.model->layout_digest());
   EXPECT_NE(fp8.model->layout_digest(), f32.model->layout_digest());
   for (const DType type : {DType::kF16, DType::kInt4}) {
@@ -177,17 +179,17 @@ TEST_F(Fp8KvStoreTest, ChunksOfAnotherTypeAreNotFound) {
     EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
     return outcome->stats.stored_tokens;
   };
-  const auto store = std::make_shared<FakeStore>(), of_bf16 = std::make_shared<FakeStore>();
+  const auto store = std::make_shared<FakeStore>();
   EXPECT_EQ(ask(DType::kE4M3, store), 0);
   ASSERT_TRUE(store->WaitForSize(7));
-  const auto key = chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt)[0];
+  const auto key = chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt)[0];
   EXPECT_EQ(store->Find(key)->payload.size(), ChunkPayloadBytes(*model_));
   EXPECT_EQ(ask(DType::kE4M3, store), 448);
+  // Both keep theirs in one store.
   EXPECT_EQ(ask(DType::kBF16, store), 0);
-  EXPECT_EQ(ask(DType::kBF16, of_bf16), 0);
-  ASSERT_TRUE(of_bf16->WaitForSize(7));
-  EXPECT_EQ(ask(DType::kE4M3, of_bf16), 0);
-  EXPECT_EQ(ask(DType::kBF16, of_bf16), 448);
+  ASSERT_TRUE(store->WaitForSize(14));
+  EXPECT_EQ(ask(DType::kBF16, store), 448);
+  EXPECT_EQ(ask(DType::kE4M3, store), 448);
 }
 
 }  // namespace

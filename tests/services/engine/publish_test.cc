@@ -42,7 +42,7 @@ class PublishTest : public EnginesTest {
     return StartPublish(tokens, std::move(segments), change).get();
   }
   static std::vector<chunk::ChunkKey> KeysOf(std::span<const int32_t> text) {
-    return SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text);
+    return SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text);
   }
 
   std::shared_ptr<FakeStore> store_;

@@ -92,7 +92,7 @@ TEST_F(QuantizedCopiesTest, RecoveryReadsQuantizedCopies) {
   EXPECT_NE(quantized->first_logits, exact->first_logits);
   // What was read is what quantizing the KV leaves of it, to the bit.
   for (const auto& text : texts_) {
-    for (const auto& key : SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text)) {
+    for (const auto& key : SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text)) {
       chunk::Chunk chunk = *store_->Find(key);
       RoundLayersFrom(boundary, chunk.payload);
       store_->Remove(key);
@@ -153,8 +153,8 @@ TEST_F(QuantizedCopiesTest, MissingAndDamagedQuantizedCopiesAreNotUsed) {
   PublishAll();
   const int32_t boundary = SparseXPolicy::DefaultDenseLayers(model_->config(), true);
   const int64_t quantized = CopyBytes(true), whole = WholeBytes();
-  const std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, texts_[1]);
-  const chunk::ChunkKey key = QuantizedKeyOf(keys[5], model_->fingerprint(), kDocs, boundary);
+  const std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, texts_[1]);
+  const chunk::ChunkKey key = QuantizedKeyOf(keys[5], model_->kv_fingerprint(), kDocs, boundary);
   const chunk::Chunk good = *store_->Find(key);
   EXPECT_EQ(good.header.namespace_id, kDocs);
   EXPECT_EQ(good.header.provenance, chunk::Provenance::kCanon);

@@ -25,7 +25,7 @@ class SamKvStoreTest : public StoredDocumentsTest {
         1);
   }
   static chunk::ChunkKey SummaryKey(std::span<const int32_t> text) {
-    return SummaryKeyOf(SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text), model_->fingerprint(), kDocs);
+    return SummaryKeyOf(SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text), model_->kv_fingerprint(), kDocs);
   }
   int64_t SummaryBytes() const {
     int64_t bytes = 0;
@@ -56,7 +56,7 @@ TEST_F(SamKvStoreTest, APublishedSegmentHasItsSummaryBesideIt) {
     // The means are those of the stored keys: what comes from the pages is the same.
     std::unique_ptr<kernels::Buffer> memory;
     PagePool pool(MakeMemory(memory, 2048), &model_->backend());
-    const auto source = FetchSegment(*store_, SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text), text, *model_,
+    const auto source = FetchSegment(*store_, SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text), text, *model_,
                                      pool, SteadyTime::max(), [](int64_t) { return true; })
                             .source;
     ASSERT_NE(source, nullptr);
@@ -72,10 +72,10 @@ TEST_F(SamKvStoreTest, APublishedSegmentHasItsSummaryBesideIt) {
 
 // Summaries of an older build stand under other keys.
 TEST_F(SamKvStoreTest, AnotherVersionIsNotFound) {
-  const std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, texts_[0]);
+  const std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, texts_[0]);
   for (const int32_t version : {1, 2, 3}) {
     const chunk::ChunkKey key =
-        chunk::MakeChunkKey(chunk::ChainKind::kSummary, model_->fingerprint(), kDocs, &keys.back(), {&version, 1});
+        chunk::MakeChunkKey(chunk::ChainKind::kSummary, model_->kv_fingerprint(), kDocs, &keys.back(), {&version, 1});
     EXPECT_EQ(key == SummaryKey(texts_[0]), version == 2) << version;
   }
 }
@@ -230,7 +230,7 @@ TEST_F(SamKvStoreTest, WhatTheStoreGivesWronglyIsNotUsed) {
   const auto with_change = [&](const std::function<void(FakeStore&)>& change) {
     auto store = std::make_shared<FakeStore>();
     for (const auto& text : texts_) {
-      std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, text);
+      std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text);
       keys.push_back(SummaryKey(text));
       for (const auto& key : keys) {
         const chunk::Chunk chunk = *store_->Find(key);
@@ -265,7 +265,7 @@ TEST_F(SamKvStoreTest, WhatTheStoreGivesWronglyIsNotUsed) {
   EXPECT_EQ(elsewhere->stats.summaries_computed, 1) << "KV and summary are of different places";
   // Without the last chunk the document is a shorter copy and fresh text.
   const auto gone = with_change(
-      [&](FakeStore& store) { store.Remove(SegmentIndex(model_->fingerprint()).KeysOf(kDocs, texts_[1]).back()); });
+      [&](FakeStore& store) { store.Remove(SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, texts_[1]).back()); });
   EXPECT_EQ(gone->stats.aligned_tokens, 640 + 640 + 517);
   EXPECT_EQ(gone->stats.summaries_computed, 1);
 }

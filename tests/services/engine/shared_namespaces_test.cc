@@ -90,7 +90,7 @@ TEST_F(SharedNamespacesTest, AnswersDoNotDependOnWhatAnotherCallerHadInFront) {
     FirstUse(hidden);
     ExpectEqual(Answers(), own, "behind " + std::to_string(hidden.size()) + " hidden tokens");
     // Another worker, which has nothing but what is in the store.
-    const auto keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, second_);
+    const auto keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, second_);
     ASSERT_TRUE(test::Eventually([&] { return store_->Find(keys.back()).has_value(); }));
     for (size_t i = 0; i < keys.size(); ++i) {
       ASSERT_TRUE(store_->Find(keys[i]).has_value());
@@ -125,7 +125,7 @@ TEST_F(SharedNamespacesTest, ChunksThatStoodBehindOtherTextAreRefused) {
   (void)Ask(Concatenate({hidden_[2], first_, question_}), [&](PrefillRequest& r) {
     r.segments = {{{begin, end}, kDocs}};  // as a private namespace's
   });
-  const auto keys = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, first_);
+  const auto keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, first_);
   ASSERT_TRUE(test::Eventually([&] { return store_->Find(keys.back()).has_value(); }));
   ASSERT_EQ(store_->Find(keys[0])->header.provenance, chunk::Provenance::kExact);
   for (const char* const method : {"naive", "samkv"}) {

@@ -345,8 +345,8 @@ TEST_F(SharedDeviceTest, PrefixesAndSegmentsThatComeAndGoAreTold) {
     request.reuse.policy = "sparsex";
     request.segments = {{{64, 214}, kDocs}};
   });
-  const auto prefix = chunk::MakePrefixKeys(model_->fingerprint(), {}, prompt);
-  const auto chunks = SegmentIndex(model_->fingerprint()).KeysOf(kDocs, segment);
+  const auto prefix = chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt);
+  const auto chunks = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, segment);
   ASSERT_EQ(chunks.size(), 3u);
   for (const chunk::ChunkKey& key : prefix) EXPECT_TRUE(has(key));
   for (const chunk::ChunkKey& key : chunks) EXPECT_TRUE(has(key));

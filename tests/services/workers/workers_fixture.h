@@ -166,7 +166,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     request.set_prompt_tokens(static_cast<uint32_t>(prompt.size()));
     if (reserve_with_tokens_) request.mutable_token_ids()->Assign(prompt.begin(), prompt.end());
     *request.mutable_sampling() = sampling;
-    request.set_model_fingerprint(wire::ToBytes(model_->fingerprint()));
+    request.set_model_fingerprint(wire::ToBytes(model_->kv_fingerprint()));
     request.set_ttl_ms(ttl_ms);
     *request.mutable_reuse() = reuse_;
     request.set_kv_bytes_per_s(kv_bytes_per_s_);
