@@ -46,6 +46,12 @@ __device__ __forceinline__ float ValueOf<uint8_t>(uint8_t code) {
 }
 template <typename Kv>
 constexpr bool kIsCode = std::is_same_v<Kv, uint8_t>;
+template <typename Kv>
+__device__ __forceinline__ float ScoreOf(const float* q, const Kv* key, int dim) {
+  float dot = 0;
+  for (int i = 0; i < dim; ++i) dot = fmaf(q[i], ValueOf(key[i]), dot);
+  return dot;
+}
 
 template <typename Q, typename Kv>
 __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_constant__ Params p) {
@@ -131,29 +137,23 @@ __global__ void __launch_bounds__(32 * kWarps) GenericKernel(const __grid_consta
     if (any == 0) continue;
     const int64_t offset = 2 * half * page + static_cast<int64_t>(j % kPageTokens) * dim;  // address of the lane's key
     float score = -INFINITY, v_factor = 1;
-    if (visible) {
-      float dot = 0;
-      for (int i = 0; i < dim; ++i) dot = fmaf(q[i], ValueOf(pool[offset + i]), dot);
-      score = dot;
-      if constexpr (kIsCode<Kv>) {
-        const uint8_t* scale = pool + 2 * half * page + int64_t{kPageTokens} * dim + j % kPageTokens;
-        score *= RowScaleFloat(scale[0]);
-        v_factor = RowScaleFloat(scale[half]);
-      }
+    if (visible) score = ScoreOf(q, pool + offset, dim);
+    if constexpr (kIsCode<Kv>) {
+      const uint8_t* scale = pool + 2 * half * page + int64_t{kPageTokens} * dim + j % kPageTokens;
+      if (visible) score *= RowScaleFloat(scale[0]), v_factor = RowScaleFloat(scale[half]);
     }
     float tile_max = score;
     for (int d = 16; d > 0; d /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, d));
     const float next = fmaxf(max, tile_max);
     const float shrink = expf(max - next);
-    const float weight = expf(score - next);
+    const float weight = expf(score - next), v_weight = weight * v_factor;
     max = next;
     total = total * shrink + weight;  // this lane's keys
 #pragma unroll
     for (int i = 0; i < kMaxDim / 32; ++i) sum[i] *= shrink;
     for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int t = __ffs(rest) - 1;
-      float w = __shfl_sync(0xffffffffu, weight, t);
-      if constexpr (kIsCode<Kv>) w *= __shfl_sync(0xffffffffu, v_factor, t);
+      const float w = __shfl_sync(0xffffffffu, v_weight, t);
       const Kv* v = pool + half + __shfl_sync(0xffffffffu, offset, t);
 #pragma unroll
       for (int i = 0; i < kMaxDim / 32; ++i) {

@@ -139,8 +139,7 @@ __global__ void __launch_bounds__(kThreads, std::min(kShare, MostPerSm(kHeadTile
   while (pages != 0) {
     const int32_t page = ring.first_page() + __ffs(pages) - 1;
     pages &= pages - 1;
-    const uint32_t keys = ring.Next();
-    softmax.Score(ring, keys, page * kPageTokens + 16 * warp, x.kv_len, splits);
+    softmax.Score(ring, ring.Next(), page * kPageTokens + 16 * warp, x.kv_len, splits);
     softmax.Add(ring.Next());
   }
   CpAsyncWait<0>();

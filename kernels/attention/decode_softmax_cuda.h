@@ -165,7 +165,7 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
   using Base = RunningSoftmax<kHeadDim, kHeadTiles>;
   using Base::c_, Base::g_, Base::o_, Base::q_, Base::weights_;
   using Tiles = CodeTiles<kHeadDim>;
-  static constexpr int kLaneWords = kHeadDim / 32;  // of a value
+  static constexpr int kLaneWords = kHeadDim / 32;  // a lane's part of a value
 
  public:
   using Base::Base;
@@ -283,7 +283,7 @@ class CodeSoftmax : public RunningSoftmax<kHeadDim, kHeadTiles> {
     return scale > kMaxRowScale ? __uint_as_float(0x7fc00000u) : __uint_as_float(static_cast<uint32_t>(exponent) << 23);
   }
 
-  float q_scale_[kHeadTiles][2];  // of heads 2 c and 2 c + 1
+  float q_scale_[kHeadTiles][2];  // heads 2 c and 2 c + 1
   uint32_t top_ = 0;
 };
 

@@ -9,7 +9,7 @@
 namespace spl::kernels {
 
 // kE4M3 and kInt4 are types of weight matrices, and come with scales (gemm/gemm.h). Inputs of products may be kE4M3,
-// too (quantize/quantize_rows.h).
+// too (quantize/quantize_rows.h), and K and V (common/kv_pool.h).
 enum class DType : uint8_t { kF32, kBF16, kF16, kE4M3, kInt4 };
 
 constexpr bool IsQuantizedType(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kInt4; }

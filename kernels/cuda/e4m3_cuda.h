@@ -97,7 +97,7 @@ __device__ __forceinline__ uint2 SmallBf16Quad(uint32_t codes) {
 __device__ __forceinline__ float SmallFactor(uint32_t scale) {
   return scale > kMaxRowScale ? __uint_as_float(0x7fc00000u) : __uint_as_float((scale + 120u) << 23);
 }
-// What the pairs above are multiplied with to become the values of a row, twice as bf16. With it, all of a row that is
+// The factor that makes the values of a row of the pairs above, twice as bf16. With it, all of a row that is
 // not finite becomes NaN.
 __device__ __forceinline__ __nv_bfloat162 RowFactor(uint32_t scale) {
   const uint32_t bits = scale > kMaxRowScale ? 0x7fffu : (scale + 120u) << 7;

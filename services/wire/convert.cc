@@ -10,6 +10,7 @@
 #include "services/base/ids.h"
 #include "services/base/status.h"
 #include "services/engine/methods/recovery_methods.h"
+#include "services/engine/model/fp8_activations.h"
 #include "services/methods/methods.h"
 #include "services/wire/request_options.h"
 
@@ -181,7 +182,7 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_vocab_size(static_cast<uint32_t>(model.config().vocab_size));
   identity.set_weights(model.weights_name());
   identity.set_kv_dtype(std::string(kernels::DTypeName(model.kv_dtype())));
-  identity.set_fp8_activation_rows(static_cast<uint32_t>(model.first_rows_in_e4m3()));
+  identity.set_fp8_activation_rows(static_cast<uint32_t>(engine::FirstRowsInE4M3(model)));
   identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
   if (const auto& map = model.head_classes(); map != nullptr) {
     identity.set_head_class_digest(ToBytes(map->digest()));

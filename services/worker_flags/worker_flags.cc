@@ -8,6 +8,7 @@
 #include "services/base/address.h"
 #include "services/base/byte_size_option.h"
 #include "services/engine/execution/workspace_bytes.h"
+#include "services/engine/model/fp8_activations.h"
 #include "services/hub/model_places.h"
 #include "services/worker_flags/kv_pool.h"
 
@@ -60,7 +61,7 @@ void LogQuantization(const engine::Model& model) {
   log::Info("model.quantized", log::F("model", model.config().name), log::F("weights", model.weights_name()),
             log::F("format", folder.quantized() ? folder.method : "--quantize"),
             log::F("activation_scales", folder.static_activations ? "not used" : "none"),
-            log::F("fp8_activations_from_rows", model.first_rows_in_e4m3()));
+            log::F("fp8_activations_from_rows", engine::FirstRowsInE4M3(model)));
 }
 
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {

@@ -17,7 +17,7 @@ namespace spl::kernels {
 
 struct LineSizes {
   AttentionShape shape;
-  DType page_dtype = DType::kBF16;  // of column pages: DerivedKeyType of the pool
+  DType page_dtype = DType::kBF16;  // column pages: DerivedKeyType of the pool
   int32_t num_samples = 0;
   int32_t first_position = 0;  // position of the first computed row
   int32_t num_rows = 0;

@@ -2,8 +2,6 @@
 // reads them once for all query heads of the group. Lane l has dimensions l, l + 32, ... as pairs.
 #include <cuda_bf16.h>
 
-#include <type_traits>
-
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
@@ -39,7 +37,10 @@ __device__ __forceinline__ void StorePair(__nv_bfloat16* p, float2 x) {  // exac
 template <typename Kv>
 struct KeyRows {
   using Bound = Kv;
-  __host__ __device__ static constexpr int64_t HalfBytes(int d) { return int64_t{kPageTokens} * d * sizeof(Kv); }
+  static constexpr int kBounds = BoundsPerPage(DType::kBF16);
+  static constexpr bool kHasFactor = false;
+  __device__ static constexpr int64_t RowBytes(int d) { return d * static_cast<int64_t>(sizeof(Kv)); }
+  __device__ static constexpr int64_t HalfBytes(int d) { return kPageTokens * RowBytes(d); }
   __device__ __forceinline__ static float Factor(const std::byte*, int, int) { return 1; }
   __device__ __forceinline__ static float2 Pair(const std::byte* row, int c, float) {
     return LoadPair(reinterpret_cast<const Kv*>(row) + c);
@@ -49,7 +50,10 @@ struct E4M3 {};
 template <>
 struct KeyRows<E4M3> {
   using Bound = __nv_bfloat16;
-  __host__ __device__ static constexpr int64_t HalfBytes(int d) { return int64_t{kPageTokens} * (d + 1); }
+  static constexpr int kBounds = BoundsPerPage(DType::kE4M3);
+  static constexpr bool kHasFactor = true;
+  __device__ static constexpr int64_t RowBytes(int d) { return d; }
+  __device__ static constexpr int64_t HalfBytes(int d) { return int64_t{kPageTokens} * (d + 1); }
   __device__ __forceinline__ static float Factor(const std::byte* half, int slot, int d) {
     return RowScaleFloat(static_cast<uint32_t>(half[kPageTokens * d + slot]));
   }
@@ -58,6 +62,29 @@ struct KeyRows<E4M3> {
     return {E4M3Float(codes & 0xff) * factor, E4M3Float(codes >> 8) * factor};
   }
 };
+
+// The smallest and the largest of elements c and c + 1 of 16 keys, where c < d. Lane j has where key j is, and the
+// factor of its row; called by all lanes.
+template <typename Kv>
+__device__ __forceinline__ void Extremes(const std::byte* pool, int64_t key_at, float factor, int c, int d, float2& low,
+                                         float2& high) {
+  float2 x16[kBoundTokens];  // all loads in flight at once
+#pragma unroll
+  for (int j = 0; j < kBoundTokens; ++j) {
+    const std::byte* const key = pool + __shfl_sync(0xffffffffu, key_at, j);
+    float key_factor = 1;
+    if constexpr (KeyRows<Kv>::kHasFactor) key_factor = __shfl_sync(0xffffffffu, factor, j);
+    if (c < d) x16[j] = KeyRows<Kv>::Pair(key, c, key_factor);
+  }
+  if (c >= d) return;
+  low = high = x16[0];
+#pragma unroll
+  for (int j = 1; j < kBoundTokens; ++j) {
+    const float2 x = x16[j];
+    low = float2{x.x < low.x ? x.x : low.x, x.y < low.y ? x.y : low.y};
+    high = float2{x.x > high.x ? x.x : high.x, x.y > high.y ? x.y : high.y};
+  }
+}
 
 template <typename Q, typename Kv>
 __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constant__ Params p) {
@@ -73,11 +100,9 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
   const int32_t* compact = p.selection.CompactPages(sequence, head);
   using Keys = KeyRows<Kv>;
   using Bound = typename Keys::Bound;
-  constexpr bool kCodes = std::is_same_v<Kv, E4M3>;
-  constexpr int kPerPage = kCodes ? kBoundsPerPage / 2 : kBoundsPerPage;
+  constexpr int kPerPage = Keys::kBounds;
   std::byte* const pool = p.batch.pool.base;
   const int64_t page_bytes = 2 * Keys::HalfBytes(p.head_dim);
-  const int64_t row_bytes = (Keys::HalfBytes(p.head_dim) - (kCodes ? kPageTokens : 0)) / kPageTokens;
   const Q* q = static_cast<const Q*>(p.q) + sequence * p.q_row_stride + int64_t{head} * p.group * p.head_dim;
   const int32_t fresh = step.flags & StagedStep::kFirst ? 0 : step.compact_len;
   const int32_t num_granules = (own.count + kBoundTokens - 1) / kBoundTokens;
@@ -92,27 +117,14 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
       // Where this lane's key of the granule is, two lanes a key; past the end the last one again.
       const int32_t position = own.Position(begin + min(lane % kBoundTokens, num_keys - 1));
       const int slot = position % kPageTokens;
-      const int64_t page_at = table[position / kPageTokens] * page_bytes, key_at = page_at + slot * row_bytes;
+      const int64_t page_at = table[position / kPageTokens] * page_bytes,
+                    key_at = page_at + slot * Keys::RowBytes(p.head_dim);
       const float factor = Keys::Factor(pool + page_at, slot, p.head_dim);
 #pragma unroll
       for (int i = 0; i < kMaxPairs; ++i) {
         const int c = 2 * (32 * i + lane);
-        float2 x16[kBoundTokens];  // all loads in flight at once
-#pragma unroll
-        for (int j = 0; j < kBoundTokens; ++j) {
-          const std::byte* const key = pool + __shfl_sync(0xffffffffu, key_at, j);
-          float key_factor = 1;
-          if constexpr (kCodes) key_factor = __shfl_sync(0xffffffffu, factor, j);
-          if (c < p.head_dim) x16[j] = Keys::Pair(key, c, key_factor);
-        }
+        Extremes<Kv>(pool, key_at, factor, c, p.head_dim, low[i], high[i]);
         if (c >= p.head_dim) continue;
-        low[i] = high[i] = x16[0];
-#pragma unroll
-        for (int j = 1; j < kBoundTokens; ++j) {
-          const float2 x = x16[j];
-          low[i] = float2{x.x < low[i].x ? x.x : low[i].x, x.y < low[i].y ? x.y : low[i].y};
-          high[i] = float2{x.x > high[i].x ? x.x : high[i].x, x.y > high[i].y ? x.y : high[i].y};
-        }
         StorePair(bounds + c, low[i]);
         StorePair(bounds + p.head_dim + c, high[i]);
       }

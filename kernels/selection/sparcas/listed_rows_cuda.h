@@ -77,7 +77,7 @@ class PartSums {
         *reinterpret_cast<float2*>(&r.out[part][head][dim(t)]) = float2{o_[t][h], o_[t][2 + h]};
     }
   }
-  // Scores of rows g and g + 8 become weights of two heads, as pairs of bf16. What is added up of them is rounded, too.
+  // Scores of rows g and g + 8 become weights of two heads, as pairs of bf16. Their sums are sums of rounded weights.
   __device__ __forceinline__ void WeighRows(float (&s)[4], int count, uint32_t& first, uint32_t& second) {
     Weigh(0, s[0], s[2], count);
     Weigh(1, s[1], s[3], count);
@@ -204,7 +204,7 @@ class CodeSoftmax : public PartSums<kDim> {
   using Base = PartSums<kDim>;
   using Base::c_, Base::g_, Base::o_, Base::q_;
   static constexpr int64_t kScalesAt = int64_t{kPageTokens} * kDim, kHalfBytes = kScalesAt + kPageTokens;
-  static constexpr int kLaneWords = kDim / 32;  // of a value
+  static constexpr int kLaneWords = kDim / 32;  // a lane's part of a value
 
  public:
   using Base::Base;

@@ -334,8 +334,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& mode
   // Both name the weights as the folder has them.
   SPLICE_RETURN_IF_ERROR(model->LoadHeadClasses(FileBeside(model_dir, "head_classes.json", options.head_classes)));
   SPLICE_RETURN_IF_ERROR(model->LoadRecoveryProfile(FileBeside(model_dir, "recovery.json", options.recovery_profile)));
-  if (options.quantize != QuantizeTo::kNone)
-    model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
+  model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
+  model->kv_fingerprint_ = KvFingerprint(model->fingerprint_, model->kv_dtype_);
   return std::shared_ptr<const Model>(std::move(model));
 }
 
@@ -361,8 +361,8 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::LoadRandom(const RandomModel
   }
   SPLICE_RETURN_IF_ERROR(
       model->LoadRecoveryProfile(options.recovery_profile == "auto" ? "none" : options.recovery_profile));
-  if (options.quantize != QuantizeTo::kNone)
-    model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
+  model->fingerprint_ = QuantizedFingerprint(model->fingerprint_, options.quantize);
+  model->kv_fingerprint_ = KvFingerprint(model->fingerprint_, model->kv_dtype_);
   return std::shared_ptr<const Model>(std::move(model));
 }
 
@@ -386,19 +386,6 @@ std::vector<const kernels::Backend*> Model::backends() const {
   std::vector<const kernels::Backend*> backends;
   for (const auto& rank : ranks_) backends.push_back(&rank->backend());
   return backends;
-}
-
-chunk::Digest Model::kv_fingerprint() const {
-  return kv_dtype_ == DType::kE4M3 ? Fp8KvFingerprint(fingerprint_) : fingerprint_;
-}
-
-int64_t Model::first_rows_in_e4m3() const {
-  constexpr int64_t kMost = 1024;
-  const auto& weight = ranks_[0]->layer(0).qkv;
-  for (int64_t rows = 1; quantizes_activations_ && rows <= kMost; ++rows) {
-    if (weight->PrefersE4M3(rows)) return rows;
-  }
-  return 0;
 }
 
 size_t Model::page_bytes() const { return kernels::KvPageBytes(kv_dtype_, config_.head_dim); }

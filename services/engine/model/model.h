@@ -129,8 +129,6 @@ class Model {
   // The same with what shares a scale, as ModelConfig::weights_name; for --quantize: QuantizedWeightsName.
   const std::string& weights_name() const { return weights_name_; }
   bool quantizes_activations() const { return quantizes_activations_; }  // ModelOptions::quantize_activations
-  // Fewest rows of a pass whose activations are rounded to e4m3 in the first layer; 0: none are.
-  int64_t first_rows_in_e4m3() const;
   kernels::DType kv_dtype() const { return kv_dtype_; }
   size_t page_bytes() const;
 
@@ -144,7 +142,7 @@ class Model {
   const chunk::Digest& fingerprint() const { return fingerprint_; }
   // The same, and that K and V are kE4M3 if they are. Part of every chunk key, so that workers of both types may share
   // a store, and the identity of a worker.
-  chunk::Digest kv_fingerprint() const;
+  const chunk::Digest& kv_fingerprint() const { return kv_fingerprint_; }
   // SHA-256 over everything that gives a page's bytes their meaning: layers, KV heads, head_dim, dtype, page size.
   const chunk::Digest& layout_digest() const { return layout_digest_; }
 
@@ -163,6 +161,7 @@ class Model {
   std::string weights_name_;
   kernels::DType kv_dtype_ = kernels::DType::kBF16;
   std::vector<std::unique_ptr<ModelShard>> ranks_;
+  chunk::Digest kv_fingerprint_{};
   chunk::Digest fingerprint_{};
   chunk::Digest layout_digest_{};
   std::shared_ptr<const HeadClassMap> head_classes_;

@@ -65,10 +65,13 @@ chunk::Digest Derived(std::string_view domain, const chunk::Digest& from) {
 }  // namespace
 
 chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to) {
+  if (to == QuantizeTo::kNone) return of_weights;
   return Derived(to == QuantizeTo::kInt4 ? "splice-quantized-int4-1|" : "splice-quantized-fp8-1|", of_weights);
 }
 
-chunk::Digest Fp8KvFingerprint(const chunk::Digest& of_model) { return Derived("splice-kv-fp8-1|", of_model); }
+chunk::Digest KvFingerprint(const chunk::Digest& of_model, kernels::DType kv_dtype) {
+  return kv_dtype == kernels::DType::kE4M3 ? Derived("splice-kv-fp8-1|", of_model) : of_model;
+}
 
 chunk::Digest LayoutDigest(const ModelConfig& c, kernels::DType kv_dtype) {
   return chunk::Sha256(fmt::format("splice-layout-1|{}|{}|{}|{}|{}", c.num_layers, c.num_kv_heads, c.head_dim,

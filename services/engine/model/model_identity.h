@@ -17,10 +17,10 @@ namespace spl::engine {
 chunk::Digest FolderFingerprint(const ModelConfig& config, const Checkpoint& checkpoint);
 // Over the configuration and the seed.
 chunk::Digest RandomFingerprint(const RandomModel& random);
-// Fingerprint of a model whose weights are quantized at load, from that of the weights as they are.
+// Fingerprint of a model whose weights are quantized at load, from that of the weights as they are; kNone: the same.
 chunk::Digest QuantizedFingerprint(const chunk::Digest& of_weights, QuantizeTo to);
-// Fingerprint of K and V of kE4M3, from that of the model.
-chunk::Digest Fp8KvFingerprint(const chunk::Digest& of_model);
+// Fingerprint of K and V: one of its own for kE4M3, else that of the model.
+chunk::Digest KvFingerprint(const chunk::Digest& of_model, kernels::DType kv_dtype);
 // Reads member `model_fingerprint` of a file that was measured on a model: 64 hexadecimal digits. All zero: absent, or
 // wrong, which is an error of `fields`.
 chunk::Digest ReadModelFingerprint(JsonObjectReader<nlohmann::json>& fields);

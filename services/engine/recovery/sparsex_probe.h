@@ -17,7 +17,7 @@ namespace spl::engine {
 
 class SparseXProbePolicy : public SparseXPolicy {
  public:
-  // What a probe chooses by default. With half of the share answers are lost that dense layers give
+  // A probe chooses so many by default. With half of the share answers are lost that dense layers give
   // (docs/results/2026-11-26-probe-on-a-gpu.md), with 256 tokens up to three points of them at 2,048 and 4,096 tokens
   // (docs/results/2026-11-26-three-hundred-questions.md).
   static constexpr Amount kBehindProbe = {.share = 0.10, .fewest_apart = 512};
