@@ -193,6 +193,9 @@ def transfer():
               [(total("splice_prefill_heads_fetched_total"), "fetched"), (total("splice_decode_heads_restored_total"), "restored"),
                (total("splice_decode_restore_misses_total", "reason"), "missed: {{reason}}"),
                (total("splice_prefill_head_leases_total", "result"), "leases {{result}}")], "Per second."),
+        panel("Steps of adaptive requests", "short", [(total("splice_decode_adaptive_tokens_total", "step"), "{{step}} tokens"),
+                                                      (total("splice_decode_guarded_heads_total"), "heads that the guard made dense")],
+              "Per second."),
     ]
 
 
