@@ -70,31 +70,36 @@ SPLICE_INLINE const uint8_t* ScalesOf(const void* half_page, int32_t head_dim) {
   return static_cast<const uint8_t*>(half_page) + static_cast<int64_t>(kPage) * head_dim;
 }
 
+// Transposes the 32-bit words of kLanes tokens in registers: write(word, that word of each of them).
+template <typename Write>
+void TransposeTokens(const uint32_t* rows, int words, int token, int32_t num_tokens, const Write& write) {
+  for (int word = 0; word < words; word += kLanes) {
+    const int n = words - word < kLanes ? words - word : kLanes;
+    F r[kLanes];
+    SPLICE_UNROLL
+    for (int i = 0; i < kLanes; ++i) {
+      r[i] = token + i < num_tokens ? LoadWords(rows + static_cast<int64_t>(token + i) * words + word, n) : Zero();
+    }
+    Transpose(r);
+    SPLICE_UNROLL
+    for (int i = 0; i < kLanes; ++i) {
+      if (i < n) write(word + i, r[i]);
+    }
+  }
+}
+
 // Words of four codes are transposed, and each is multiplied with the scales of its lanes' tokens.
 void TransposeCodes(const void* keys, int32_t head_dim, int32_t num_tokens, float* out) {
-  const int words = head_dim / 4;
-  const auto* rows = static_cast<const uint32_t*>(keys);
   const uint8_t* scales = ScalesOf(keys, head_dim);
   for (int token = 0; token < kPage; token += kLanes) {
     float values[kLanes];
     for (int i = 0; i < kLanes; ++i) values[i] = token + i < num_tokens ? RowScaleValue(scales[token + i]) : 0.0f;
     const F scale = Load(values);
-    for (int word = 0; word < words; word += kLanes) {
-      const int n = words - word < kLanes ? words - word : kLanes;
-      F r[kLanes];
+    TransposeTokens(static_cast<const uint32_t*>(keys), head_dim / 4, token, num_tokens, [&](int word, F x) {
+      float* const to = out + static_cast<int64_t>(4 * word) * kPage + token;
       SPLICE_UNROLL
-      for (int i = 0; i < kLanes; ++i) {
-        r[i] = token + i < num_tokens ? LoadWords(rows + static_cast<int64_t>(token + i) * words + word, n) : Zero();
-      }
-      Transpose(r);
-      SPLICE_UNROLL
-      for (int i = 0; i < kLanes; ++i) {
-        if (i >= n) continue;
-        float* const to = out + static_cast<int64_t>(4 * (word + i)) * kPage + token;
-        SPLICE_UNROLL
-        for (int byte = 0; byte < 4; ++byte) Store(to + byte * kPage, Mul(E4M3Byte(r[i], byte), scale));
-      }
-    }
+      for (int byte = 0; byte < 4; ++byte) Store(to + byte * kPage, Mul(E4M3Byte(x, byte), scale));
+    });
   }
 }
 
@@ -144,28 +149,16 @@ void AttendPrefillPage(const PrefillPage& p) {
 void TransposeKeys(const void* keys, DType dtype, int32_t head_dim, int32_t num_tokens, float* out) {
   if (dtype == DType::kE4M3) return TransposeCodes(keys, head_dim, num_tokens, out);
   const bool wide = dtype == DType::kF32;
-  const int words = wide ? head_dim : head_dim / 2;
   const auto* rows = static_cast<const uint32_t*>(keys);
   for (int token = 0; token < kPage; token += kLanes) {
-    for (int word = 0; word < words; word += kLanes) {
-      const int n = words - word < kLanes ? words - word : kLanes;
-      F r[kLanes];
-      SPLICE_UNROLL
-      for (int i = 0; i < kLanes; ++i) {
-        r[i] = token + i < num_tokens ? LoadWords(rows + static_cast<int64_t>(token + i) * words + word, n) : Zero();
+    TransposeTokens(rows, wide ? head_dim : head_dim / 2, token, num_tokens, [&](int word, F x) {
+      if (wide) {
+        Store(out + static_cast<int64_t>(word) * kPage + token, x);
+      } else {
+        Store(out + static_cast<int64_t>(2 * word) * kPage + token, LowBf16(x));
+        Store(out + static_cast<int64_t>(2 * word + 1) * kPage + token, HighBf16(x));
       }
-      Transpose(r);
-      SPLICE_UNROLL
-      for (int i = 0; i < kLanes; ++i) {
-        if (i >= n) continue;
-        if (wide) {
-          Store(out + static_cast<int64_t>(word + i) * kPage + token, r[i]);
-        } else {
-          Store(out + static_cast<int64_t>(2 * (word + i)) * kPage + token, LowBf16(r[i]));
-          Store(out + static_cast<int64_t>(2 * (word + i) + 1) * kPage + token, HighBf16(r[i]));
-        }
-      }
-    }
+    });
   }
 }
 

@@ -69,7 +69,7 @@ MUTANTS = [
            "for (const PositionRanges& more : {Overflow(layout), Tail(layout), Links(layout)})",
            "for (const PositionRanges& more : {Tail(layout), Links(layout)})", "engine_chosen_rows_test"),
     Mutant("probe-scores-below", "a layer of the probe scores that must not", PROBE,
-           "Scores(layout, end_ - scoring_, scoring_, share_)", "Scores(layout, 0, end_, share_)",
+           "Scores(layout, end_ - scoring_, scoring_, chosen_)", "Scores(layout, 0, end_, chosen_)",
            "engine_chosen_rows_test"),
     Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", SPARSEX,
            ".all_layers = num_layers > 1};", ".all_layers = false};", "engine_chosen_rows_test"),

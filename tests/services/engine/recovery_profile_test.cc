@@ -104,7 +104,7 @@ TEST(RecoveryProfileTest, HoldsWhereARequestSaysNothing) {
   };
   EXPECT_EQ(probe({}, nullptr), (Probe{12, 6, 990}));
   EXPECT_EQ(probe({}, &profile), (Probe{9, 4, 1980}));
-  EXPECT_EQ(probe({.recompute_share = 0.05}, &profile), (Probe{9, 4, 495}));
+  EXPECT_EQ(probe({.recompute_share = 0.06}, &profile), (Probe{9, 4, 594}));
   EXPECT_EQ(probe({.probe_layers = 10}, &profile), (Probe{10, 5, 1980}));
   EXPECT_EQ(probe({.score_layers = 2}, &profile), (Probe{9, 2, 1980}));
   EXPECT_EQ(probe({.score_layers = 11}, &profile), (Probe{9, 9, 1980})) << "no more than there are";
