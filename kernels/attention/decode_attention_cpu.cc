@@ -68,7 +68,7 @@ int32_t RowsOf(uint64_t visible, int64_t row_bytes, int64_t* rows) {
   return n;
 }
 
-// What the codes of a page of kE4M3 are multiplied with, for the slots of a DecodePage.
+// The factors of the codes of a page of kE4M3, for the slots of a DecodePage.
 struct SlotScales {
   float keys[kPageTokens] = {}, values[kPageTokens] = {};
 

@@ -131,7 +131,7 @@ int32_t DecideModes(const engine::StepCosts& costs, int64_t steps_left,
   return static_cast<int32_t>(std::count(choose.begin(), choose.end(), true));
 }
 
-// What `adaptive` decides by, in milliseconds.
+// The costs that `adaptive` decides by, in milliseconds.
 absl::StatusOr<engine::StepCosts> MeasureCosts(engine::ParallelExecutor& executor, engine::PagePool& pool) {
   const auto start = Clock::now();
   SPLICE_ASSIGN_OR_RETURN(engine::StepCosts costs,

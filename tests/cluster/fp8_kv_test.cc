@@ -29,7 +29,7 @@ std::string Prompt(int number) {
   return prompt;
 }
 
-// Of one process, computed once for all tests.
+// The text that one process generates, computed once for all tests.
 const std::string& Expected(const std::string& prompt) {
   static auto generator = cli::MakeLocalTextGenerator({.model = {.dir = kTinyModel}, .kv_dtype = "fp8"});
   static std::map<std::string, std::string> cache;

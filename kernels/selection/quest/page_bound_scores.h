@@ -28,9 +28,7 @@
 
 namespace spl::kernels {
 
-inline constexpr int32_t kBoundsPerPage = kPageTokens;  // in pools of f32 and bf16
-inline constexpr int32_t kBoundPageTokens = kBoundTokens * kBoundsPerPage;
-constexpr int32_t BoundsPerPage(DType pool) { return pool == DType::kE4M3 ? kBoundsPerPage / 2 : kBoundsPerPage; }
+constexpr int32_t BoundsPerPage(DType pool) { return pool == DType::kE4M3 ? kPageTokens / 2 : kPageTokens; }
 constexpr int32_t BoundPageTokens(DType pool) { return kBoundTokens * BoundsPerPage(pool); }
 constexpr int64_t BoundPages(int64_t tokens, DType pool) {
   return (tokens + BoundPageTokens(pool) - 1) / BoundPageTokens(pool);

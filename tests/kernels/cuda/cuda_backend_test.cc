@@ -93,7 +93,7 @@ class CudaBackendTest : public ::testing::TestWithParam<Types> {
   std::unique_ptr<Session> session_;
 };
 
-// What reads or writes pages; with pages of kE4M3, too.
+// Kernels that read or write pages; with pages of kE4M3, too.
 class CudaPagesTest : public CudaBackendTest {
  protected:
   DType pages() const { return GetParam().pages; }

@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, PageBoundScores, ::testing::ValuesIn(MachineIsas()
 TEST(PageBoundScoresValidation, NamesTheFieldThatIsWrong) {
   Random random(62);
   const auto refuses = [&](const char* field, const auto& change) {
-    SelectingBatch b(random, {1, 2, 64, 16}, {{100, 100}}, kBoundPageTokens);
+    SelectingBatch b(random, {1, 2, 64, 16}, {{100, 100}}, BoundPageTokens(DType::kF32));
     b.Write();
     std::vector<float> scores;
     Call call(b, scores, 7);

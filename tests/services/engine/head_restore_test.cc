@@ -72,7 +72,7 @@ TEST(KeySummaryTest, IsNeverAboveTheMassOfTheKeys) {
         for (int32_t c = 0; c < dim; ++c) keys.Set(j, c, direction[static_cast<size_t>(c)] + spread * normal(random));
       }
       const KeySummary summary = SummarizeKeys(keys.pool, 3, 5, keys.pages);
-      // Of the bytes of K 1/32; beside keys in FP8 it is bf16.
+      // A summary has 1/32 of the rows of K. Beside keys in FP8 it is bf16.
       EXPECT_EQ(summary.keys.size(),
                 static_cast<size_t>(num_pages * 2 * dim) * kernels::DTypeBytes(kernels::DerivedKeyType(dtype)));
       for (int query = 0; query < 4; ++query) {

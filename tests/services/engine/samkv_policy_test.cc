@@ -65,7 +65,8 @@ struct Machine {
   bool there() const { return model != nullptr; }
   int32_t dim() const { return model->config().head_dim; }
   kernels::DType dtype() const { return model->kv_dtype(); }
-  // Of two ways to the same K and V that round them differently. Codes have three bits of mantissa.
+  // The tolerance between two ways to the same K and V that round them differently. Codes have three bits of
+  // mantissa.
   double tolerance() const {
     return dtype() == kernels::DType::kE4M3 ? 6e-2 : kernels::ToleranceFor(dtype()).relative_l2;
   }
