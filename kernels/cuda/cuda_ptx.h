@@ -41,6 +41,11 @@ __device__ inline uint32_t LoadShared1(uint32_t address) {
 __device__ inline void StoreShared1(uint32_t address, uint32_t v) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
+__device__ inline uint32_t LoadShared4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 __device__ inline uint2 LoadShared8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");

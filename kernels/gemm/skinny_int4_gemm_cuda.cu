@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/gemm/fp8_gemm_device.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
+#include "kernels/gemm/int4_gemm_device.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/gemm/skinny_sums_device.h"
 
@@ -37,29 +38,6 @@ constexpr int Stages(int feature_tiles, int row_tiles) {
   int stages = 2;
   while (stages < 8 && SmemBytes(feature_tiles, row_tiles, stages + 1) <= 227 * 1024) ++stages;
   return stages;
-}
-
-// 16-byte piece `piece` of a row of codes: a warp reads one piece of eight rows, which lie in different banks.
-__device__ __forceinline__ uint32_t CodeOffset(int row, int piece) {
-  return static_cast<uint32_t>(row * (kChunk / 2) + ((piece ^ (row >> 1 & 3)) * 16));
-}
-// The same for a row of x: a quarter of a warp reads four pieces of two rows.
-__device__ __forceinline__ uint32_t RowOffset(int row, int piece) {
-  return static_cast<uint32_t>(row * kChunk * 2 + ((piece ^ (row & 1) << 2) * 16));
-}
-__device__ __forceinline__ uint32_t LoadShared4(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
-}
-
-// Columns 2 i and 2 i + 1 of a word (ArrangeInt4Codes), less the zero point. A code is the low bits of the bf16 number
-// 128 + code, and so is `zero` twice: the difference is exact.
-__device__ __forceinline__ uint32_t WidenPair(uint32_t word, int i, uint32_t zero) {
-  const uint32_t biased = (word >> (4 * i) & 0x000f000fu) | 0x43004300u;
-  const __nv_bfloat162 value =
-      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&biased), *reinterpret_cast<const __nv_bfloat162*>(&zero));
-  return *reinterpret_cast<const uint32_t*>(&value);
 }
 
 // One warp's way through its chunks: where it loads from, and its ring.
@@ -92,7 +70,7 @@ struct Chunks {
       const int row = 8 * n + lane / 4;
       const int64_t feature = static_cast<int64_t>(at.tile) * kFeatures + row;
       const bool valid = column < p.in && feature < p.out;
-      CpAsync16(stage + CodeOffset(row, lane % 4), valid ? p.w + (feature * p.in + column) / 2 : p.w, valid);
+      CpAsync16(stage + Int4CodeOffset(row, lane % 4), valid ? p.w + (feature * p.in + column) / 2 : p.w, valid);
     }
   }
   __device__ void CopyX(uint32_t stage, const Position& at) const {  // two rows at a time
@@ -102,7 +80,7 @@ struct Chunks {
     for (int n = 0; n < 4 * kRowTiles; ++n) {
       const int row = 2 * n + lane / 16;
       const bool valid = column < p.in && row < p.num_rows;
-      CpAsync16(stage + kXBegin + RowOffset(row, lane % 16),
+      CpAsync16(stage + kXBegin + Int4RowOffset(row, lane % 16),
                 valid ? p.x + static_cast<int64_t>(row) * p.in + column : p.x, valid);
     }
   }
@@ -114,7 +92,7 @@ template <int kFeatureTiles, int kGroupSteps>
 struct Factors {
   static constexpr int kGroups = kSteps / kGroupSteps;
   float scale[kGroups][kFeatureTiles][2];
-  uint32_t zero[kGroups][kFeatureTiles][2];  // 128 + zero point in bf16, twice
+  uint32_t zero[kGroups][kFeatureTiles][2];
 
   __device__ Factors(const Params& p, int64_t feature0, int chunk) {
 #pragma unroll
@@ -124,7 +102,7 @@ struct Factors {
       for (int f = 0; f < 2 * kFeatureTiles; ++f) {
         const int64_t feature = feature0 + 8 * f, at = feature * p.num_groups + group;
         scale[i][f / 2][f % 2] = feature < p.out ? __ldg(p.scales + at) : 0.0f;
-        zero[i][f / 2][f % 2] = 0x43004300u + (feature < p.out ? __ldg(p.zeros + at) : 0u) * 0x00010001u;
+        zero[i][f / 2][f % 2] = Int4Zero(feature < p.out ? __ldg(p.zeros + at) : 0u);
       }
     }
   }
@@ -142,16 +120,16 @@ __device__ void Multiply(uint32_t stage, int g, int c, const Factors<kFeatureTil
     for (int step = group * kGroupSteps; step < (group + 1) * kGroupSteps; ++step) {
       uint4 x[kRowTiles];
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) x[t] = LoadShared16(stage + kXBegin + RowOffset(8 * t + g, 4 * step + c));
+      for (int t = 0; t < kRowTiles; ++t) x[t] = LoadShared16(stage + kXBegin + Int4RowOffset(8 * t + g, 4 * step + c));
 #pragma unroll
       for (int f = 0; f < kFeatureTiles; ++f) {
-        const uint32_t low = LoadShared4(stage + CodeOffset(16 * f + g, step) + 4 * c);
-        const uint32_t high = LoadShared4(stage + CodeOffset(16 * f + g + 8, step) + 4 * c);
+        const uint32_t low = LoadShared4(stage + Int4CodeOffset(16 * f + g, step) + 4 * c);
+        const uint32_t high = LoadShared4(stage + Int4CodeOffset(16 * f + g + 8, step) + 4 * c);
         const auto& zero = factors.zero[group][f];
-        const uint32_t first[4] = {WidenPair(low, 0, zero[0]), WidenPair(high, 0, zero[1]), WidenPair(low, 1, zero[0]),
-                                   WidenPair(high, 1, zero[1])};
-        const uint32_t second[4] = {WidenPair(low, 2, zero[0]), WidenPair(high, 2, zero[1]), WidenPair(low, 3, zero[0]),
-                                    WidenPair(high, 3, zero[1])};
+        const uint32_t first[4] = {WidenInt4Pair(low, 0, zero[0]), WidenInt4Pair(high, 0, zero[1]),
+                                   WidenInt4Pair(low, 1, zero[0]), WidenInt4Pair(high, 1, zero[1])};
+        const uint32_t second[4] = {WidenInt4Pair(low, 2, zero[0]), WidenInt4Pair(high, 2, zero[1]),
+                                    WidenInt4Pair(low, 3, zero[0]), WidenInt4Pair(high, 3, zero[1])};
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t) {
           Mma16816(sums.of[f][t], first, x[t].x, x[t].y);

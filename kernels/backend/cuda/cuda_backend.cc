@@ -188,13 +188,34 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Uploaded(const void* data, 
 
 absl::StatusOr<std::unique_ptr<GroupedWeight>> CudaBackend::AdoptGrouped(std::unique_ptr<Buffer> data,
                                                                          GroupedWeightView w) const {
-  if (IsQuantizedType(w.dtype))
-    return absl::UnimplementedError(
-        absl::StrCat("cuda: no product with experts in ", std::string(DTypeName(w.dtype)), " (the CPU has one)"));
+  if (IsQuantizedType(w.dtype)) return AdoptExpertCodes(std::move(data), w);
   auto plain = Plain(std::move(data), w.dtype, w.num_experts * w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
   w.dtype = PlainType(w.dtype);
-  return std::make_unique<DeviceGroupedWeight>(*std::move(plain), w);
+  return std::make_unique<DeviceGroupedWeight>(*std::move(plain), nullptr, w);
+}
+
+absl::StatusOr<std::unique_ptr<GroupedWeight>> CudaBackend::AdoptExpertCodes(std::unique_ptr<Buffer> codes,
+                                                                             const GroupedWeightView& w) const {
+  for (int32_t e = 0; e < w.num_experts; ++e) {
+    if (absl::Status s = ValidateScales(w.expert(e)); !s.ok()) return s;
+  }
+  if (PlainType(DType::kBF16) != DType::kBF16 || !AreExpertCodesServed(w)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "cuda: experts in ", std::string(DTypeName(w.dtype)), " of ", w.out_features, " rows and ", w.in_features,
+        " columns, a scale for ", w.scale_group,
+        ": rows are multiples of 8, columns of 16 (int4: of 32), scales for 128 (int4: 32, 64, multiples of 128) or "
+        "all (0), and activations are bf16"));
+  }
+  const std::vector<uint32_t> factors = ExpertFactors(w);
+  auto uploaded = Uploaded(factors.data(), factors.size() * sizeof(uint32_t));
+  if (!uploaded.ok()) return uploaded.status();
+  const int64_t bytes = w.num_experts * w.out_features * DTypeRowBytes(w.dtype, w.in_features);
+  cudaError_t e = w.dtype == DType::kE4M3 ? ArrangeFp8Codes(codes->data(), bytes, nullptr)
+                                          : ArrangeInt4Codes(codes->data(), bytes, nullptr);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(nullptr);
+  if (absl::Status s = ToStatus(e, "arranging codes of experts"); !s.ok()) return s;
+  return std::make_unique<DeviceGroupedWeight>(std::move(codes), *std::move(uploaded), w);
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Plain(std::unique_ptr<Buffer> data, DType dtype,

@@ -69,6 +69,8 @@ class CudaBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptFp8(std::unique_ptr<Buffer> codes, const WeightView& weight) const;
   absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptInt4(std::unique_ptr<Buffer> codes,
                                                           const WeightView& weight) const;
+  absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptExpertCodes(std::unique_ptr<Buffer> codes,
+                                                                  const GroupedWeightView& weight) const;
   // Device memory with `bytes` from the host.
   absl::StatusOr<std::unique_ptr<Buffer>> Uploaded(const void* data, size_t bytes) const;
   // Lets this GPU write memory of another GPU of the process.

@@ -189,36 +189,39 @@ class ModelLoader {
 
   absl::StatusOr<std::unique_ptr<kernels::LinearWeight>> Linear(const std::vector<MatrixPart>& parts) {
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
-    return model_.backend_->AdoptLinear(std::move(stacked.data), {.dtype = stacked.type.dtype,
-                                                                  .out_features = stacked.rows,
-                                                                  .in_features = stacked.width,
-                                                                  .scales = stacked.scales_or_null(),
-                                                                  .scale_group = stacked.type.scale_group,
-                                                                  .zeros = stacked.zeros_or_null(),
-                                                                  .column_order = stacked.order_or_null()});
+    return Named(parts[0].name,
+                 model_.backend_->AdoptLinear(std::move(stacked.data), {.dtype = stacked.type.dtype,
+                                                                        .out_features = stacked.rows,
+                                                                        .in_features = stacked.width,
+                                                                        .scales = stacked.scales_or_null(),
+                                                                        .scale_group = stacked.type.scale_group,
+                                                                        .zeros = stacked.zeros_or_null(),
+                                                                        .column_order = stacked.order_or_null()}));
+  }
+
+  // A backend's refusal says the shape; this says the tensor.
+  template <typename Weight>
+  static absl::StatusOr<std::unique_ptr<Weight>> Named(const std::string& tensor,
+                                                       absl::StatusOr<std::unique_ptr<Weight>> weight) {
+    if (weight.ok()) return weight;
+    return Errorf(weight.status().code(), "tensor '{}': {}", tensor, std::string(weight.status().message()));
   }
 
   // Every expert has the same number of tensors, all of one shape.
   absl::StatusOr<std::unique_ptr<kernels::GroupedWeight>> Grouped(const std::vector<MatrixPart>& parts) {
-    SPLICE_ASSIGN_OR_RETURN(const MatrixType type, source_.TypeOf(parts[0].name, parts[0].shape()));
-    if (kernels::IsQuantizedType(type.dtype) && !model_.backend_->host_memory())
-      return Errorf(
-          absl::StatusCode::kUnimplemented,
-          "tensor '{}': experts in {} run on the CPU alone; on {} take the model in bf16, without --quantize, "
-          "or --backend cpu",
-          parts[0].name, TypeName(type.dtype), model_.backend_->name());
     SPLICE_ASSIGN_OR_RETURN(Stacked stacked, Stack(parts));
     if (stacked.order_or_null() != nullptr)
       return Errorf(absl::StatusCode::kUnimplemented, "tensor '{}': experts with act-order (g_idx) are not supported",
                     parts[0].name);
     const int32_t experts = config_.moe.num_experts;
-    return model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
-                                                                   .num_experts = experts,
-                                                                   .out_features = stacked.rows / experts,
-                                                                   .in_features = stacked.width,
-                                                                   .scales = stacked.scales_or_null(),
-                                                                   .scale_group = stacked.type.scale_group,
-                                                                   .zeros = stacked.zeros_or_null()});
+    return Named(parts[0].name,
+                 model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
+                                                                         .num_experts = experts,
+                                                                         .out_features = stacked.rows / experts,
+                                                                         .in_features = stacked.width,
+                                                                         .scales = stacked.scales_or_null(),
+                                                                         .scale_group = stacked.type.scale_group,
+                                                                         .zeros = stacked.zeros_or_null()}));
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
