@@ -35,6 +35,7 @@ constexpr std::chrono::seconds kTimeout{60};
 struct Flags {
   std::string shape = "llama-3.1-8b";
   std::string from = "cuda:0", to = "cuda:1";
+  std::string kv_dtype = "auto";
   int32_t tokens = 32768;
   std::vector<int32_t> slices = {32768, 4096, 512};
   int32_t slice = 4096;  // of the worker part
@@ -69,7 +70,8 @@ struct Side {
 absl::StatusOr<Side> MakeSide(const std::string& backend, const engine::ModelConfig& c, const Flags& flags) {
   Side side;
   SPLICE_ASSIGN_OR_RETURN(side.backend, MakeBackend(backend));
-  kernels::KvPoolView view{.dtype = kernels::DType::kBF16, .head_dim = c.head_dim};
+  SPLICE_ASSIGN_OR_RETURN(const auto kv_dtype, KvTypeFromName(flags.kv_dtype));
+  kernels::KvPoolView view{.dtype = kv_dtype.value_or(kernels::DType::kBF16), .head_dim = c.head_dim};
   view.num_pages = static_cast<int32_t>(engine::PagesForTokens(c, flags.tokens));
   SPLICE_ASSIGN_OR_RETURN(side.memory, side.backend->Allocate(view.num_pages * view.page_bytes()));
   view.base = static_cast<std::byte*>(side.memory->data());
@@ -258,8 +260,9 @@ absl::StatusOr<TokenTimes> SecondToken(v1::Decode::Stub& decode, v1::Prefill::St
 absl::Status WorkerPart(const engine::RandomModel& random, const Flags& flags, nlohmann::json& out) {
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices from, MakeDevices(flags.from, flags.from_tp));
   SPLICE_ASSIGN_OR_RETURN(const engine::Devices to, MakeDevices(flags.to, flags.to_tp));
-  SPLICE_ASSIGN_OR_RETURN(const auto prefill_model, engine::Model::LoadRandom(random, from));
-  SPLICE_ASSIGN_OR_RETURN(const auto decode_model, engine::Model::LoadRandom(random, to));
+  SPLICE_ASSIGN_OR_RETURN(const auto kv_dtype, KvTypeFromName(flags.kv_dtype));
+  SPLICE_ASSIGN_OR_RETURN(const auto prefill_model, engine::Model::LoadRandom(random, from, {.kv_dtype = kv_dtype}));
+  SPLICE_ASSIGN_OR_RETURN(const auto decode_model, engine::Model::LoadRandom(random, to, {.kv_dtype = kv_dtype}));
   const engine::ModelConfig& c = prefill_model->config();
   const uint64_t kv_bytes = engine::PagesForTokens(c, flags.tokens + 512) * prefill_model->page_bytes();
   const auto prompt_of = [&](int32_t seed) {
@@ -370,6 +373,7 @@ int main(int argc, char** argv) {
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--from", flags.from, "device of the prefill side")->capture_default_str();
   app.add_option("--to", flags.to, "device of the decode side")->capture_default_str();
+  app.add_option("--kv-dtype", flags.kv_dtype, "K and V in auto, f32, bf16 or fp8")->capture_default_str();
   app.add_option("--from-tp", flags.from_tp, "ranks of the prefill worker")->capture_default_str();
   app.add_option("--to-tp", flags.to_tp, "ranks of the decode worker")->capture_default_str();
   app.add_option("--tokens", flags.tokens)->capture_default_str();
