@@ -1,8 +1,13 @@
-// A warp takes granules of one stream one after the other: it brings the bounds up to date where keys were added, then
-// reads them once for all query heads of the group. Lane l has dimensions l, l + 32, ... as pairs.
+// Bounds are brought up to date where keys were added. A warp does so for one granule after the other: lane l has
+// dimensions 2 l, 2 l + 1, and those 64 further.
+//
+// Scores are products: max(q min, q max) = q- min + q+ max with q- = min(q, 0) and q+ = max(q, 0). So where q and the
+// bounds are bf16, tensor cores multiply 16 granules of [min | max] with the [q- | q+] of eight query heads, each warp
+// once (TensorKernel). Other types and widths are summed by plain loops (PlainKernel).
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/e4m3_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
 
@@ -11,7 +16,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxPairs = 4;           // pairs of dimensions per lane: head_dim up to 256
-constexpr int kGranulesPerBlock = 32;  // four a warp
+constexpr int kGranulesPerBlock = 32;  // of PlainKernel: four a warp
 
 struct Params {
   PagedBatch batch;
@@ -86,56 +91,82 @@ __device__ __forceinline__ void Extremes(const std::byte* pool, int64_t key_at, 
   }
 }
 
-template <typename Q, typename Kv>
-__global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constant__ Params p) {
-  LetNextStart();
-  const int stream = blockIdx.y, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
-  const StagedStep step = p.selection.steps[sequence];
-  const int32_t kv_len = p.batch.kv_len[sequence];
-  WaitForPrevious();
-  if (!p.selection.Selects(sequence, head)) return;
-  const Candidates own = p.selection.CandidatesOf(sequence, head, kv_len);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int32_t* table = p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride;
-  const int32_t* compact = p.selection.CompactPages(sequence, head);
+// One stream of a step, of which granules of 16 positions are scored.
+template <typename Kv>
+struct Stream {
   using Keys = KeyRows<Kv>;
   using Bound = typename Keys::Bound;
-  constexpr int kPerPage = Keys::kBounds;
-  std::byte* const pool = p.batch.pool.base;
-  const int64_t page_bytes = 2 * Keys::HalfBytes(p.head_dim);
-  const Q* q = static_cast<const Q*>(p.q) + sequence * p.q_row_stride + int64_t{head} * p.group * p.head_dim;
-  const int32_t fresh = step.flags & StagedStep::kFirst ? 0 : step.compact_len;
-  const int32_t num_granules = (own.count + kBoundTokens - 1) / kBoundTokens;
+
+  const Params& p;
+  const int sequence, head;
+  const Candidates own;
+  const int32_t* const table;
+  const int32_t* const compact;
+  const int32_t num_granules, first_fresh;  // the first granule whose bounds change
+
+  __device__ Stream(const Params& params, int stream)
+      : p(params),
+        sequence(stream / p.num_kv_heads),
+        head(stream % p.num_kv_heads),
+        own(p.selection.CandidatesOf(sequence, head, p.batch.kv_len[sequence])),
+        table(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
+        compact(p.selection.CompactPages(sequence, head)),
+        num_granules((own.count + kBoundTokens - 1) / kBoundTokens),
+        first_fresh(FirstFresh(p.selection.steps[sequence])) {}
+
+  __device__ static int32_t FirstFresh(const StagedStep& step) {
+    return step.flags & StagedStep::kFirst ? 0 : step.compact_len / kBoundTokens;
+  }
+  __device__ int64_t page_bytes() const { return 2 * Keys::HalfBytes(p.head_dim); }
+  __device__ Bound* BoundsOf(int32_t granule) const {
+    return reinterpret_cast<Bound*>(p.batch.pool.base + compact[granule / Keys::kBounds] * page_bytes()) +
+           int64_t{granule % Keys::kBounds} * 2 * p.head_dim;
+  }
+
+  // Writes the bounds of a granule. Called by a whole warp.
+  __device__ void Update(int32_t granule, int lane) const {
+    const int32_t begin = granule * kBoundTokens, num_keys = min(kBoundTokens, own.count - begin);
+    // Where this lane's key of the granule is, two lanes a key; past the end the last one again.
+    const int32_t position = own.Position(begin + min(lane % kBoundTokens, num_keys - 1));
+    const int slot = position % kPageTokens;
+    const std::byte* const pool = p.batch.pool.base;
+    const int64_t page_at = table[position / kPageTokens] * page_bytes(),
+                  key_at = page_at + slot * Keys::RowBytes(p.head_dim);
+    const float factor = Keys::Factor(pool + page_at, slot, p.head_dim);
+    Bound* const bounds = BoundsOf(granule);
+#pragma unroll
+    for (int i = 0; i < kMaxPairs; ++i) {
+      const int c = 2 * (32 * i + lane);
+      float2 low, high;
+      Extremes<Kv>(pool, key_at, factor, c, p.head_dim, low, high);
+      if (c >= p.head_dim) continue;
+      StorePair(bounds + c, low);
+      StorePair(bounds + p.head_dim + c, high);
+    }
+  }
+};
+
+template <typename Q, typename Kv>
+__global__ void __launch_bounds__(32 * kWarps) PlainKernel(const __grid_constant__ Params p) {
+  LetNextStart();
+  WaitForPrevious();
+  const Stream<Kv> stream(p, static_cast<int>(blockIdx.y));
+  if (!p.selection.Selects(stream.sequence, stream.head)) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Q* q =
+      static_cast<const Q*>(p.q) + stream.sequence * p.q_row_stride + int64_t{stream.head} * p.group * p.head_dim;
   for (int32_t n = 0; n < kGranulesPerBlock / kWarps; ++n) {
     const int32_t granule = blockIdx.x * kGranulesPerBlock + n * kWarps + warp;
-    if (granule >= num_granules) return;
-    Bound* bounds = reinterpret_cast<Bound*>(pool + compact[granule / kPerPage] * page_bytes) +
-                    int64_t{granule % kPerPage} * 2 * p.head_dim;
+    if (granule >= stream.num_granules) return;
+    if (granule >= stream.first_fresh) stream.Update(granule, lane);  // a lane reads what it has written
+    const auto* bounds = stream.BoundsOf(granule);
     float2 low[kMaxPairs], high[kMaxPairs];
-    if ((granule + 1) * kBoundTokens > fresh) {
-      const int32_t begin = granule * kBoundTokens, num_keys = min(kBoundTokens, own.count - begin);
-      // Where this lane's key of the granule is, two lanes a key; past the end the last one again.
-      const int32_t position = own.Position(begin + min(lane % kBoundTokens, num_keys - 1));
-      const int slot = position % kPageTokens;
-      const int64_t page_at = table[position / kPageTokens] * page_bytes,
-                    key_at = page_at + slot * Keys::RowBytes(p.head_dim);
-      const float factor = Keys::Factor(pool + page_at, slot, p.head_dim);
 #pragma unroll
-      for (int i = 0; i < kMaxPairs; ++i) {
-        const int c = 2 * (32 * i + lane);
-        Extremes<Kv>(pool, key_at, factor, c, p.head_dim, low[i], high[i]);
-        if (c >= p.head_dim) continue;
-        StorePair(bounds + c, low[i]);
-        StorePair(bounds + p.head_dim + c, high[i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kMaxPairs; ++i) {
-        const int c = 2 * (32 * i + lane);
-        if (c >= p.head_dim) continue;
-        low[i] = LoadPair(bounds + c);
-        high[i] = LoadPair(bounds + p.head_dim + c);
-      }
+    for (int i = 0; i < kMaxPairs; ++i) {
+      const int c = 2 * (32 * i + lane);
+      if (c >= p.head_dim) continue;
+      low[i] = LoadPair(bounds + c);
+      high[i] = LoadPair(bounds + p.head_dim + c);
     }
     float best = -INFINITY;
     for (int h = 0; h < p.group; ++h) {
@@ -151,8 +182,96 @@ __global__ void __launch_bounds__(32 * kWarps) BoundsKernel(const __grid_constan
       for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
       best = fmaxf(best, sum * p.sm_scale);
     }
-    if (lane == 0) p.scores[stream * p.scores_stride + granule] = best;
+    if (lane == 0) p.scores[blockIdx.y * p.scores_stride + granule] = best;
   }
+}
+
+constexpr int kTile = 16;     // granules of a warp: the rows of an mma
+constexpr int kHeadTile = 8;  // query heads: its columns
+
+// Negative and positive parts of eight elements of q.
+struct SignedParts {
+  uint32_t low[4], high[4];
+
+  __device__ explicit SignedParts(uint4 q) {
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    const __nv_bfloat162 zero = __floats2bfloat162_rn(0, 0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto pair = *reinterpret_cast<const __nv_bfloat162*>(&words[i]);
+      const __nv_bfloat162 negative = __hmin2(pair, zero), positive = __hmax2(pair, zero);
+      low[i] = *reinterpret_cast<const uint32_t*>(&negative);
+      high[i] = *reinterpret_cast<const uint32_t*>(&positive);
+    }
+  }
+};
+
+// sums += 16 granules of eight bounds a lane, times parts of q. The order of dimensions inside a product of the tensor
+// cores is free, so that a lane has neighbours of both.
+__device__ __forceinline__ void AddProducts(float (&sums)[4], const uint4& first, const uint4& second,
+                                            const uint32_t (&q)[4]) {
+  const uint32_t a[4] = {first.x, second.x, first.y, second.y}, b[4] = {first.z, second.z, first.w, second.w};
+  Mma16816(sums, a, q[0], q[1]);
+  Mma16816(sums, b, q[2], q[3]);
+}
+
+template <typename Kv, int kDim>
+__global__ void __launch_bounds__(32 * kWarps) TensorKernel(const __grid_constant__ Params p) {
+  constexpr int kSteps = kDim / 32;  // a lane has eight dimensions of 32
+  LetNextStart();
+  WaitForPrevious();
+  const Stream<Kv> stream(p, static_cast<int>(blockIdx.y));
+  if (!p.selection.Selects(stream.sequence, stream.head)) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+  const int32_t begin = (static_cast<int32_t>(blockIdx.x) * kWarps + warp) * kTile;
+  const int32_t end = min(begin + kTile, stream.num_granules);
+  if (begin >= end) return;
+#pragma unroll 1
+  for (int32_t granule = max(begin, stream.first_fresh); granule < end; ++granule) stream.Update(granule, lane);
+  __syncwarp();
+  // A tile lies in one page; rows past the last granule are whatever is there.
+  const auto* bounds = reinterpret_cast<const uint4*>(stream.BoundsOf(begin)) + g * (kDim / 4) + c;
+  uint4 low[kSteps][2], high[kSteps][2];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      low[step][half] = bounds[half * 8 * (kDim / 4) + step * 4];
+      high[step][half] = bounds[half * 8 * (kDim / 4) + kDim / 8 + step * 4];
+    }
+  }
+  const auto* q =
+      reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(p.q) + stream.sequence * p.q_row_stride) +
+      int64_t{stream.head} * p.group * (kDim / 8) + c;
+  float best[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+  for (int head = 0; head < p.group; head += kHeadTile) {
+    float sums[4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const SignedParts parts(head + g < p.group ? q[(head + g) * (kDim / 8) + step * 4] : uint4{0, 0, 0, 0});
+      AddProducts(sums, low[step][0], low[step][1], parts.low);
+      AddProducts(sums, high[step][0], high[step][1], parts.high);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // granule g + 8 (i / 2), head 2 c + i % 2
+      if (head + 2 * c + i % 2 < p.group) best[i / 2] = fmaxf(best[i / 2], sums[i] * p.sm_scale);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float score = fmaxf(best[half], __shfl_xor_sync(0xffffffffu, best[half], 1));
+    score = fmaxf(score, __shfl_xor_sync(0xffffffffu, score, 2));
+    const int32_t granule = begin + g + half * 8;
+    if (c == 0 && granule < end) p.scores[blockIdx.y * p.scores_stride + granule] = score;
+  }
+}
+
+template <typename Kv>
+cudaError_t LaunchTensor(const Params& p, int32_t granules, int streams, cudaStream_t stream) {
+  const dim3 grid((granules + kTile * kWarps - 1) / (kTile * kWarps), streams);
+  return p.head_dim == 128 ? LaunchEarly(TensorKernel<Kv, 128>, grid, 32 * kWarps, 0, stream, p)
+                           : LaunchEarly(TensorKernel<Kv, 64>, grid, 32 * kWarps, 0, stream, p);
 }
 
 }  // namespace
@@ -172,11 +291,18 @@ cudaError_t PageBoundScores(const PageBoundScoresArgs& a, const PagedBatch& batc
                  a.shape.head_dim,
                  a.shape.sm_scale};
   const int32_t granules = (max_kv_len + kBoundTokens - 1) / kBoundTokens;
-  const dim3 grid((granules + kGranulesPerBlock - 1) / kGranulesPerBlock, a.shape.num_kv_heads * batch.num_sequences);
+  const int streams = a.shape.num_kv_heads * batch.num_sequences;
+  const bool aligned = reinterpret_cast<uintptr_t>(a.q.data) % 16 == 0 && a.q_row_stride % 8 == 0;
+  if (a.q.dtype == DType::kBF16 && a.pool.dtype != DType::kF32 && aligned &&
+      (a.shape.head_dim == 64 || a.shape.head_dim == 128)) {
+    return a.pool.dtype == DType::kE4M3 ? LaunchTensor<E4M3>(p, granules, streams, stream)
+                                        : LaunchTensor<__nv_bfloat16>(p, granules, streams, stream);
+  }
+  const dim3 grid((granules + kGranulesPerBlock - 1) / kGranulesPerBlock, streams);
   const auto kernel_for = [&](auto q) {
     using Q = decltype(q);
-    if (a.pool.dtype == DType::kE4M3) return BoundsKernel<Q, E4M3>;
-    return a.pool.dtype == DType::kBF16 ? BoundsKernel<Q, __nv_bfloat16> : BoundsKernel<Q, float>;
+    if (a.pool.dtype == DType::kE4M3) return PlainKernel<Q, E4M3>;
+    return a.pool.dtype == DType::kBF16 ? PlainKernel<Q, __nv_bfloat16> : PlainKernel<Q, float>;
   };
   const auto kernel = a.q.dtype == DType::kBF16 ? kernel_for(__nv_bfloat16{}) : kernel_for(float{});
   return LaunchEarly(kernel, grid, 32 * kWarps, 0, stream, p);

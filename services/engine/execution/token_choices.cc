@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <utility>
 
 #include "services/base/check.h"
 #include "services/engine/cache/grow_buffer.h"
@@ -40,6 +42,21 @@ void TokenChoices::CollectPlans() {
   SPLICE_CHECK(plans_.size() <= static_cast<size_t>(kernels::kSelectionPlansMax), "ways of choosing in a step");
 }
 
+namespace {
+
+void AddRefreshes(std::span<const kernels::LayerSelection> layers, std::vector<bool>& all) {
+  std::vector<bool> own;
+  for (const kernels::LayerSelection& layer : layers) own.push_back(layer.refresh);
+  if (std::find(own.begin(), own.end(), true) == own.end()) return;
+  if (all.empty()) {
+    all = std::move(own);
+  } else if (all != own) {
+    all.assign(layers.size(), true);
+  }
+}
+
+}  // namespace
+
 absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   rows_ = rows;
   listed_ = false;
@@ -63,7 +80,7 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
                 .first_fresh = scoring.first_fresh};
     if (plan != plans_.end()) {
       sequence.plan = static_cast<int32_t>(plan - plans_.begin());
-      plan->refreshes |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.refresh; });
+      AddRefreshes(layers, plan->refreshes);
     }
     listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
     longest_list = std::max(longest_list, scoring.list_tokens());
@@ -101,8 +118,9 @@ uint64_t TokenChoices::key() const {
     mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.first_layer) << 32 |
         static_cast<uint64_t>(scoring.num_dims + scoring.window));
     mix(static_cast<uint64_t>(plan.scores_stride));
-    // A choice is due in few steps, and costs the launches of its passes over K: these steps are recorded apart.
-    if (scoring.scoring == TokenScoring::kQueryWindow) mix(plan.refreshes ? 2 : 1);
+    // A layer's choice is due in few steps, and costs the launches of its passes over K: steps are recorded apart by
+    // it.
+    if (scoring.scoring == TokenScoring::kQueryWindow) mix(std::hash<std::vector<bool>>()(plan.refreshes));
     if (plan.scores_stride > 0) mix(reinterpret_cast<uint64_t>(scores_->data()));
   }
   return key;
@@ -217,7 +235,7 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                                  .lists = lists_,
                                                  .layer = layer,
                                                  .plan = number,
-                                                 .chooses = own.refreshes,
+                                                 .chooses = own.refreshes_in(layer),
                                                  .listed = listed_});
   SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context, {.shape = shape,
                                                            .pool = pool_,

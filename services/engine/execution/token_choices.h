@@ -54,10 +54,13 @@ class TokenChoices {
  private:
   // One way to choose, shared by some of the rows.
   struct Plan {
-    ScoringPlan scoring;        // its first layer is the lowest of any of these rows
-    bool refreshes = false;     // some row chooses anew, in some layer
+    ScoringPlan scoring;  // its first layer is the lowest of any of these rows
+    // Layers in which rows choose anew, a bit each; empty: none. Rows that do so in different layers make it all
+    // layers: there are fewer kinds of steps to record then, and a choice that no row makes costs launches only.
+    std::vector<bool> refreshes;
     int64_t longest = 0;        // positions of the longest of these rows
     int64_t scores_stride = 0;  // elements of a stream's scores; 0: no scores are written
+    bool refreshes_in(int32_t layer) const { return !refreshes.empty() && refreshes[static_cast<size_t>(layer)]; }
     bool scores(int32_t layer) const { return layer >= scoring.first_layer; }
     bool attends() const { return scoring.scoring == TokenScoring::kPackedKeys; }  // in the operation that chooses
   };

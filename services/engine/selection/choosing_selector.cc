@@ -22,7 +22,7 @@ bool ChoosingSelector::Chooses(int32_t layer, int32_t kv_head) const {
 }
 
 kernels::HeadVisibility ChoosingSelector::Select(int32_t layer, int32_t kv_head) {
-  if (chosen_ && ChoosingSelector::Chooses(layer, kv_head))
+  if (Attends(layer) && ChoosingSelector::Chooses(layer, kv_head))
     return {.rule = plan_.scoring == TokenScoring::kPackedKeys ? kernels::VisibilityRule::kElsewhere
                                                                : kernels::VisibilityRule::kSelected};
   return Unchosen(layer, kv_head);
@@ -32,8 +32,12 @@ uint64_t ChoosingSelector::plan_key() const {
   const uint64_t unchosen = classes_ == nullptr ? 0 : classes_->key();
   if (!chosen_) return unchosen;
   const uint64_t packed = plan_.scoring == TokenScoring::kPackedKeys ? 0x8b4d21f03c6ea759ull : 0;
-  return (unchosen ^ packed ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) *
-         0x9fb21c651e98df25ull;
+  uint64_t key =
+      (unchosen ^ packed ^ (0xa24baed4963ee407ull + static_cast<uint64_t>(plan_.first_layer))) * 0x9fb21c651e98df25ull;
+  for (const int32_t layer : choosing_layers_) {
+    if (!Attends(layer)) key = (key ^ static_cast<uint64_t>(layer + 1)) * 0x9fb21c651e98df25ull;
+  }
+  return key;
 }
 
 void KeyScoringSelector::BeginStep(int64_t kv_len) {

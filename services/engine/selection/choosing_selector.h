@@ -28,8 +28,8 @@ class ChoosingSelector : public TokenSelector {
 
  protected:
   const ScoringPlan& plan() const { return plan_; }
-  // BeginStep of a selector calls this. `scores`: the device has something to do in this step; `chosen`: heads attend
-  // to what was chosen.
+  // BeginStep of a selector calls this. `scores`: the device has something to do in this step; `chosen`: heads of
+  // layers that select or are listed attend to what was chosen.
   void SetStep(bool scores, bool chosen) {
     scores_ = scores;
     chosen_ = chosen;
@@ -44,6 +44,8 @@ class ChoosingSelector : public TokenSelector {
   const ModelConfig& config() const { return config_; }
 
  private:
+  bool Attends(int32_t layer) const { return chosen_ && (layers_[layer].selects || layers_[layer].listed); }
+
   const ModelConfig& config_;  // the model's; the model outlives its sequences
   const std::shared_ptr<const StreamClasses> classes_;
   const ScoringPlan plan_;

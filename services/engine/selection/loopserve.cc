@@ -15,17 +15,18 @@ LoopServeSelector::LoopServeSelector(const ModelConfig& config, std::shared_ptr<
                         .recent = std::min(options.recent, options.budget)}) {}
 
 void LoopServeSelector::BeginStep(int64_t kv_len) {
-  const bool enough = recorded_ + 1 >= plan().window && kv_len > plan().budget;
-  if (since_ >= 0) ++since_;
-  const bool chooses = enough && (since_ < 0 || since_ == plan().window);
-  if (chooses) since_ = 0;
-  SetStep(/*scores=*/true, /*chosen=*/since_ >= 0);
+  const int64_t window = plan().window;
+  if (step_ >= 0 || (recorded_ + 1 >= window && kv_len > plan().budget)) ++step_;
+  SetStep(/*scores=*/true, /*chosen=*/step_ >= 0);
+  int64_t turn = 0;
   for (const int32_t number : choosing_layers()) {
+    const int64_t since_first = step_ - turn;
     kernels::LayerSelection& selection = layer(number);
     selection.records = true;
-    selection.selects = since_ >= 0;
-    selection.refresh = chooses;
+    selection.selects = step_ >= 0 && since_first >= 0;
+    selection.refresh = selection.selects && since_first % window == 0;
     selection.compact_len = static_cast<int32_t>(recorded_);
+    turn = (turn + 1) % window;
   }
   ++recorded_;
 }

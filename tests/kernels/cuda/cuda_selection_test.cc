@@ -362,11 +362,12 @@ TEST_F(CudaSelectionTest, AttentionOverLists) {
 // Quest: bounds, scores and whole granules; and given scores of single positions.
 TEST_F(CudaSelectionTest, PageBoundsAndTopTokensEqualTheReference) {
   uint64_t seed = 880;
-  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16}, {2, 4, 128, 16, DType::kBF16},
-                                   {1, 1, 64, 16, DType::kF32},   {1, 1, 64, 16, DType::kF32},
-                                   {1, 7, 40, 8, DType::kBF16},   {1, 7, 40, 8, DType::kBF16},
-                                   {2, 4, 128, 16, DType::kE4M3}, {2, 4, 128, 16, DType::kE4M3},
-                                   {1, 7, 48, 8, DType::kE4M3},   {1, 7, 48, 8, DType::kE4M3}};
+  const SelectingShape shapes[] = {
+      {2, 4, 128, 16, DType::kBF16}, {2, 4, 128, 16, DType::kBF16}, {1, 1, 64, 16, DType::kF32},
+      {1, 1, 64, 16, DType::kF32},   {1, 7, 40, 8, DType::kBF16},   {1, 7, 40, 8, DType::kBF16},
+      {2, 4, 128, 16, DType::kE4M3}, {2, 4, 128, 16, DType::kE4M3}, {1, 7, 48, 8, DType::kE4M3},
+      {1, 7, 48, 8, DType::kE4M3},   {2, 12, 64, 16, DType::kBF16}, {2, 12, 64, 16, DType::kBF16},
+      {1, 1, 128, 16, DType::kE4M3}, {1, 1, 128, 16, DType::kE4M3}};
   for (const SelectingShape& shape : shapes) {  // each without lists, then with some
     Random random(++seed), steps(seed + 100);
     const std::vector<std::pair<int32_t, int32_t>> lengths = {{1, 40}, {15, 40}, {16, 64}, {1000, 1100}, {9000, 9040}};

@@ -1,5 +1,8 @@
 // Decoding with chosen tokens through the engine: when choices begin, that what a sequence keeps for them and who
 // decodes beside it changes nothing, and that all of it is given back. What is chosen is for the kernels' tests.
+#include <algorithm>
+#include <set>
+
 #include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/selection/loopserve/query_window.h"
 #include "services/base/fault_point.h"
@@ -12,6 +15,7 @@
 #include "services/engine/selection/baselines/quest.h"
 #include "services/engine/selection/baselines/snapkv.h"
 #include "services/engine/selection/baselines/streaming.h"
+#include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/sparcas.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/engine_devices.h"
@@ -109,6 +113,48 @@ TEST_F(DecodeSelectionTest, LoopServeBeginsDense) {
         << "the first choice is for the token behind them";
   }
   EXPECT_EQ(Local(prompt, Selector("loopserve", 470), 60), dense);
+}
+
+// A choice reads all keys: no step may have many of them.
+TEST_F(DecodeSelectionTest, LayersOfLoopServeTakeTurnsToChoose) {
+  const int32_t layers = model_->config().num_layers;
+  for (const int32_t window : {1, 5, 16}) {
+    DecodeOptions options = Selector("loopserve", 64);
+    options.window = window;
+    LoopServeSelector selector(model_->config(), nullptr, options);
+    std::vector<int64_t> last(static_cast<size_t>(layers), -1);
+    std::set<uint64_t> keys;
+    const int64_t most = (layers - options.dense_layers + window - 1) / window;
+    for (int64_t step = 1; step <= 5 * window; ++step) {
+      selector.BeginStep(1000 + step);
+      keys.insert(selector.plan_key());
+      int64_t chosen = 0;
+      for (int32_t layer = options.dense_layers; layer < layers; ++layer) {
+        const kernels::LayerSelection& selection = selector.layers()[layer];
+        const bool attends = selector.Select(layer, 0).rule == kernels::VisibilityRule::kSelected;
+        EXPECT_EQ(attends, selection.selects) << "layer " << layer << ", step " << step;
+        if (step < window) {
+          EXPECT_FALSE(selection.selects);
+        }
+        if (step >= 2 * window - 1) {
+          EXPECT_TRUE(selection.selects);
+        }
+        if (selection.selects && last[layer] < 0) {
+          EXPECT_TRUE(selection.refresh) << "nothing was chosen before";
+        }
+        if (!selection.refresh) continue;
+        if (last[layer] >= 0) {
+          EXPECT_EQ(step - last[layer], window);
+        }
+        last[layer] = step;
+        ++chosen;
+      }
+      EXPECT_LE(chosen, most) << "window " << window << ", step " << step;
+    }
+    EXPECT_GE(*std::min_element(last.begin() + options.dense_layers, last.end()), 4 * window);
+    // Everything, then one more kind of step with each group of layers, and then always the same.
+    EXPECT_EQ(keys.size(), static_cast<size_t>(std::min(layers - options.dense_layers, window)) + (window > 1 ? 1 : 0));
+  }
 }
 
 TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
