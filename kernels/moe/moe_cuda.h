@@ -39,7 +39,7 @@ class DeviceGroupedWeight final : public GroupedWeight {
 // True for experts in codes that a product takes: e4m3 with scales for 128 columns or a whole row (0), int4 with scales
 // for 32, 64, a multiple of 128 columns or a whole row.
 bool AreExpertCodesServed(const GroupedWeightView& w);
-// What a product needs beside the codes, with the features of a scale group side by side:
+// Makes what a product needs beside the codes, with the features of a scale group side by side:
 // [num_experts, groups, out_features] of a scale (kE4M3), or of a scale and an Int4Zero (kInt4). In host memory.
 std::vector<uint32_t> ExpertFactors(const GroupedWeightView& w);
 

@@ -213,15 +213,14 @@ class ModelLoader {
     if (stacked.order_or_null() != nullptr)
       return Errorf(absl::StatusCode::kUnimplemented, "tensor '{}': experts with act-order (g_idx) are not supported",
                     parts[0].name);
-    const int32_t experts = config_.moe.num_experts;
-    return Named(parts[0].name,
-                 model_.backend_->AdoptGrouped(std::move(stacked.data), {.dtype = stacked.type.dtype,
-                                                                         .num_experts = experts,
-                                                                         .out_features = stacked.rows / experts,
-                                                                         .in_features = stacked.width,
-                                                                         .scales = stacked.scales_or_null(),
-                                                                         .scale_group = stacked.type.scale_group,
-                                                                         .zeros = stacked.zeros_or_null()}));
+    return Named(parts[0].name, model_.backend_->AdoptGrouped(std::move(stacked.data),
+                                                              {.dtype = stacked.type.dtype,
+                                                               .num_experts = config_.moe.num_experts,
+                                                               .out_features = stacked.rows / config_.moe.num_experts,
+                                                               .in_features = stacked.width,
+                                                               .scales = stacked.scales_or_null(),
+                                                               .scale_group = stacked.type.scale_group,
+                                                               .zeros = stacked.zeros_or_null()}));
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Vector(const std::string& name, int64_t size) {
