@@ -80,6 +80,10 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
     engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
   if (options.shares_pool) server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
   engine_options.shared = server->shared_;
+  if (!options.shares_pool) {
+    server->kept_ = std::make_unique<KeptPrompts>(options.sessions, *server->pool_, server->metrics_);
+    engine_options.make_room = [kept = server->kept_.get()](int64_t num_pages) { return kept->MakeRoom(num_pages); };
+  }
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
                                        double kept_mass) {
@@ -94,7 +98,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(
-      *server->engine_, ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get()}, endpoint,
+      *server->engine_,
+      ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get(), server->kept_.get()}, endpoint,
       service_options, server->metrics_, *server->tracer_);
   std::vector<grpc::Service*> services = {server->service_.get()};
   if (options.local_prefill.enabled()) {
