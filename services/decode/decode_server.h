@@ -72,6 +72,7 @@ class DecodeServer {
  private:
   DecodeServer() = default;
   absl::StatusOr<v1::DecodeEndpoint> MakePool(const DecodeServerOptions& options);
+  engine::DecodeEngineOptions SetUpPool(const DecodeServerOptions& options);
 
   std::shared_ptr<const engine::Model> model_;
   Metrics metrics_;

@@ -36,9 +36,11 @@ class KeptPrompts {
   // Evicts until `num_pages` are free. False: nothing is left to evict.
   bool MakeRoom(int64_t num_pages);
 
-  int64_t NumFreePages() const;    // of the pool, kept ones included
-  void CountHeld(int64_t tokens);  // of a prompt that landed: tokens that were not sent
-  void UpdateGauges();             // drops what is kept for longer than the lease, too
+  int64_t NumFreePages() const;  // free pages of the pool, kept ones included
+  // Counts tokens of a prompt that landed which were not sent.
+  void CountHeld(int64_t tokens);
+  // Also drops what is kept for longer than the lease.
+  void UpdateGauges();
 
  private:
   engine::PagePool& pool_;

@@ -88,6 +88,12 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
 }
 
+void FillDelivery(const PromptDelivery& delivery, const v1::Ticket& ticket, v1::Receipt& receipt) {
+  receipt.set_decode_worker(delivery.peer().endpoint.worker_id());
+  receipt.set_transport(delivery.carrier());
+  if (ticket.held_tokens() > 0) receipt.set_held_tokens(ticket.held_tokens());
+}
+
 // Rows of fewer alternatives than were asked for, which only a tiny vocabulary has, are filled up with token 0 at -inf.
 void FillPromptLogprobs(const std::vector<engine::TokenLogprob>& from, const std::optional<int32_t>& num_top,
                         v1::PrefillResponse& response) {
@@ -299,9 +305,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     // Another selector chooses among what is kept.
     receipt.set_decode_selector(outcome.kept != nullptr && selector == methods::kDense ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
-    receipt.set_decode_worker(push->peer().endpoint.worker_id());
-    receipt.set_transport(push->carrier());
-    if (const uint32_t held = call.request->ticket().held_tokens(); held > 0) receipt.set_held_tokens(held);
+    FillDelivery(*push, call.request->ticket(), receipt);
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     FillPromptLogprobs(outcome.prompt_logprobs, num_top, *call.response);
