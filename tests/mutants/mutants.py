@@ -122,6 +122,14 @@ MUTANTS = [
            "  if (dtype != DType::kInt4) return;\n  const size_t scales", "align_copy_test"),
     Mutant("fused-scale-stays", "a row of FP8 is saved for fusion without its scale", "kernels/kv_copy/fuse_rows.cc",
            "    if (dtype == DType::kE4M3) scale(row) = KvRowScale(head_dim, half, slot);\n", "", "fuse_rows_test"),
+    Mutant("edited-history", "a conversation's pages are taken for an edited history", "services/engine/cache/session_table.cc",
+           "const auto equal = std::mismatch(blocks.begin(), blocks.end(), session.blocks.begin(), session.blocks.end()).first;",
+           "const auto equal = blocks.begin() + static_cast<int64_t>(std::min(blocks.size(), session.blocks.size()));",
+           "conversations_test"),
+    Mutant("kept-never-gives-way", "running sequences cannot take kept pages", "services/decode/decode_server.cc",
+           "return kept->MakeRoom(num_pages);", "return (void)kept, (void)num_pages, false;", "conversations_test"),
+    Mutant("held-and-sent", "held pages are sent as well", "services/prefill_work/kv_push.cc",
+           "std::max(ready.first_page, held_pages_)", "ready.first_page", "conversations_test"),
 ]
 
 
