@@ -55,7 +55,7 @@ absl::Status Converse(TextGenerator& generator, const ConversationOptions& optio
       request.reuse_options["session"] = session;
     SPLICE_ASSIGN_OR_RETURN(const TextResult result, generator.Generate(request, [](const auto&) { return true; }));
     const nlohmann::json nothing = nlohmann::json::object();
-    const nlohmann::json receipt = result.receipt.is_object() ? nlohmann::json(result.receipt) : nothing;
+    const nlohmann::json& receipt = result.receipt.is_object() ? result.receipt : nothing;
     const nlohmann::json tokens = receipt.value("tokens", nothing), bytes = receipt.value("bytes", nothing);
     samples[turn].push_back({.method = method,
                              .turn = turn + 1,
