@@ -70,7 +70,7 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
   return endpoint;
 }
 
-// What shares the pool with the engine: a prefill engine, or kept prompts.
+// Makes what shares the pool with the engine: a prefill engine's part, or kept prompts.
 engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& options) {
   engine::DecodeEngineOptions engine_options = options.engine;
   if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())

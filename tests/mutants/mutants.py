@@ -126,10 +126,11 @@ MUTANTS = [
            "const auto equal = std::mismatch(blocks.begin(), blocks.end(), session.blocks.begin(), session.blocks.end()).first;",
            "const auto equal = blocks.begin() + static_cast<int64_t>(std::min(blocks.size(), session.blocks.size()));",
            "conversations_test"),
-    Mutant("kept-never-gives-way", "running sequences cannot take kept pages", "services/decode/decode_server.cc",
-           "return kept->MakeRoom(num_pages);", "return (void)kept, (void)num_pages, false;", "conversations_test"),
-    Mutant("held-and-sent", "held pages are sent as well", "services/prefill_work/kv_push.cc",
-           "std::max(ready.first_page, held_pages_)", "ready.first_page", "conversations_test"),
+    Mutant("kept-never-gives-way", "reservations cannot take kept pages", "services/decode/reservation.cc",
+           "kept == nullptr ? pool.HasFree(needed) : kept->MakeRoom(needed, num_held())", "pool.HasFree(needed)",
+           "conversations_test"),
+    Mutant("approximate-turns-hold", "turns of every method hold pages", "services/decode/conversation.cc",
+           "methods::ResolvePolicy(policy, false, \"\") != methods::kExact", "policy == \"none\"", "conversations_test"),
 ]
 
 

@@ -153,7 +153,7 @@ TEST_P(KeepingTest, ReservationsTakeThePagesOfKeptPrompts) {
   EXPECT_EQ(Turn(old_text), 0u) << "gone: everything is sent";
 }
 
-// What the answer to Reserve calls held is the ticket's own, whatever is evicted before the rest arrives.
+// The ticket owns what the answer to Reserve calls held, whatever is evicted before the rest arrives.
 TEST_P(KeepingTest, HeldPagesOutliveTheirEviction) {
   session_ = "talk";
   auto text = Prompt(1, 700);
@@ -194,6 +194,11 @@ TEST_P(KeepingTest, ANameIsOfItsCallerAndTextIsCompared) {
   EXPECT_EQ(Turn(text), 256u);
   session_.clear();
   EXPECT_EQ(Turn(text), 0u);
+  session_ = "talk";
+  auto edited = text;
+  edited[150] ^= 1;
+  EXPECT_EQ(Turn(edited), 128u) << "up to the change";
+  EXPECT_EQ(Turn(text), 128u) << "the edited prompt took its place";
   // A ticket for other text than the worker gets: refused before anything is written.
   session_ = "talk";
   const auto ticket = Reserve(text, Sampling(8));
