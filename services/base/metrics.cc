@@ -17,6 +17,11 @@ void CheckName(const std::string& name) {
 
 }  // namespace
 
+void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+  const double missing = static_cast<double>(value) - counter.Value();
+  if (missing > 0) counter.Increment(missing);
+}
+
 Metrics::Metrics() : Metrics(MetricLabels{}) {}
 
 Metrics::Metrics(MetricLabels constant_labels)

@@ -37,6 +37,9 @@ class Metrics {
   const std::shared_ptr<prometheus::Registry> registry_;
 };
 
+// Raises a counter to a value that was counted elsewhere; one that is not behind stays as it is.
+void RaiseTo(prometheus::Counter& counter, uint64_t value);
+
 // Bucket bounds, in seconds unless the name says otherwise.
 namespace buckets {
 const std::vector<double>& TimeToFirstToken();  // 0.001 … 2560; dense below 0.1, where reused prompts are

@@ -70,22 +70,33 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
   return endpoint;
 }
 
-absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
-                                                                  const DecodeServerOptions& options) {
-  auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
-  server->model_ = model;
-  SPLICE_ASSIGN_OR_RETURN(v1::DecodeEndpoint endpoint, server->MakePool(options));
+// Makes what shares the pool with the engine: a prefill engine's part, or kept prompts.
+engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& options) {
   engine::DecodeEngineOptions engine_options = options.engine;
   if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())
     engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
-  if (options.shares_pool) server->shared_ = std::make_shared<engine::SharedPool>(*server->pool_, engine_options.turns);
-  engine_options.shared = server->shared_;
-  engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(server->metrics_, "decode")](
+  if (options.shares_pool) {
+    shared_ = std::make_shared<engine::SharedPool>(*pool_, engine_options.turns);
+    engine_options.shared = shared_;
+  } else {
+    kept_ = std::make_unique<KeptPrompts>(options.sessions, *pool_, metrics_);
+    engine_options.make_room = [kept = kept_.get()](int64_t num_pages) { return kept->MakeRoom(num_pages); };
+  }
+  engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
                                        double kept_mass) {
     metrics->Observe(std::string(selector), agreement);
     metrics->ObserveKeptMass(std::string(selector), kept_mass);
   };
+  return engine_options;
+}
+
+absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_ptr<const engine::Model> model,
+                                                                  const DecodeServerOptions& options) {
+  auto server = std::unique_ptr<DecodeServer>(new DecodeServer);
+  server->model_ = model;
+  SPLICE_ASSIGN_OR_RETURN(v1::DecodeEndpoint endpoint, server->MakePool(options));
+  const engine::DecodeEngineOptions engine_options = server->SetUpPool(options);
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
   DecodeServiceOptions service_options = options.service;
@@ -94,7 +105,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(
-      *server->engine_, ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get()}, endpoint,
+      *server->engine_,
+      ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get(), server->kept_.get()}, endpoint,
       service_options, server->metrics_, *server->tracer_);
   std::vector<grpc::Service*> services = {server->service_.get()};
   if (options.local_prefill.enabled()) {

@@ -15,6 +15,7 @@
 #include "services/base/service_host.h"
 #include "services/base/tls.h"
 #include "services/decode/decode_service.h"
+#include "services/decode/kept_prompts.h"
 #include "services/decode/local_prefill.h"
 #include "services/engine/engine.h"
 #include "services/membership/membership.h"
@@ -37,6 +38,9 @@ struct DecodeServerOptions {
   local_prefill::LocalPrefillOptions local_prefill;
   // A prefill worker of this process will compute in the pool (shared()).
   bool shares_pool = false;
+  // Prompts of conversations that stay in the pool. With shares_pool the prefill worker keeps them in the same pool,
+  // and this worker keeps none.
+  KeptPromptsOptions sessions;
   // Target of the turns that prompts and decode steps take where prompts are computed, too (engine::StepTurns).
   // nullopt: both run at the same time.
   std::optional<std::chrono::milliseconds> itl_target = engine::StepTurns::kDefaultItlTarget;
@@ -68,6 +72,7 @@ class DecodeServer {
  private:
   DecodeServer() = default;
   absl::StatusOr<v1::DecodeEndpoint> MakePool(const DecodeServerOptions& options);
+  engine::DecodeEngineOptions SetUpPool(const DecodeServerOptions& options);
 
   std::shared_ptr<const engine::Model> model_;
   Metrics metrics_;
@@ -77,6 +82,7 @@ class DecodeServer {
   std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<engine::PagePool> pool_;
   std::shared_ptr<engine::SharedPool> shared_;
+  std::unique_ptr<KeptPrompts> kept_;          // outlives the engine, which evicts from it
   std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
   std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it
   std::unique_ptr<engine::DecodeEngine> engine_;

@@ -122,14 +122,12 @@ void DecodeService::UpdateGauges() {
   leases_.Set(static_cast<double>(counts.reserved + counts.quarantined));
   pages_quarantined_.Set(static_cast<double>(counts.quarantined));
   tickets_stuck_.Set(static_cast<double>(counts.stuck));
-  if (const double behind = static_cast<double>(counts.cut_total) - writers_cut_.Value(); behind > 0)
-    writers_cut_.Increment(behind);
+  RaiseTo(writers_cut_, counts.cut_total);
+  if (pools_.kept != nullptr) pools_.kept->UpdateGauges();
   parked_.Set(static_cast<double>(load.parked));
   parked_bytes_.Set(static_cast<double>(load.parked_bytes));
-  if (const double behind = static_cast<double>(load.preemptions) - preemptions_.Value(); behind > 0)
-    preemptions_.Increment(behind);
-  if (const double behind = static_cast<double>(counts.expired_total) - expired_.Value(); behind > 0)
-    expired_.Increment(behind);
+  RaiseTo(preemptions_, load.preemptions);
+  RaiseTo(expired_, counts.expired_total);
 }
 
 grpc::ServerUnaryReactor* DecodeService::SetDraining(grpc::CallbackServerContext* context,
@@ -181,8 +179,9 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
   return call->reactor();
 }
 
-// KV that a prefill engine only caches in a shared pool goes when a sequence needs its pages.
+// KV that is only cached goes when a sequence needs its pages: kept prompts, or a prefill engine's in a shared pool.
 int64_t DecodeService::NumFreePages(const engine::DecodeLoad& load) const {
+  if (pools_.kept != nullptr) return pools_.kept->NumFreePages();
   if (pools_.shared == nullptr) return pool_.num_free();
   return std::max(pool_.num_free(), pool_.num_pages() - load.held_pages);
 }
@@ -260,12 +259,14 @@ void DecodeService::LandingLoop() {
 
 void DecodeService::Land(LandingTask task) {
   const RandomId id = task.ticket->id;
+  const int64_t held = task.ticket->held_pages;
   bool damaged = false;
   absl::Status status = LandPrompt(*task.ticket, task.request, pools_, engine_.model(), damaged);
   if (damaged) checksum_failures_.Increment();
   if (status.ok() && !task.ticket->in_place)
-    bytes_in_.Increment(static_cast<double>(task.ticket->kv->num_pages()) *
+    bytes_in_.Increment(static_cast<double>(task.ticket->num_sent_pages()) *
                         static_cast<double>(pool_.view().page_bytes()));
+  if (status.ok() && pools_.kept != nullptr) pools_.kept->CountHeld(held * kernels::kPageTokens);
   if (status.ok()) status = Launch(*task.ticket, task.request, task.span.context());
   task.span.SetStatus(status);
   task.span.End();
@@ -355,6 +356,11 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
     generated_tokens_.Increment(static_cast<double>(tokens.size()));
     stream->Push(chunks_.Of(tokens, counts));
   };
+  if (ticket.conversation.has_value())
+    decode.on_pages_back = [kept = pools_.kept, turn = *std::move(ticket.conversation),
+                            exact = static_cast<int64_t>(request.exact_tokens())](const engine::SequenceKv& kv) {
+      kept->Keep(turn, kv, exact);
+    };
   decode.on_done = [this, id, spans](const absl::Status& status) {
     if (spans != nullptr) spans->End(status);
     tickets_.Drop(id, status);

@@ -1,5 +1,6 @@
 #include "services/decode/landing.h"
 
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -67,9 +68,11 @@ absl::Status Shorten(Ticket& ticket, const v1::CommitRequest& request) {
   engine::KeptTokens only{static_cast<int32_t>(ticket.prompt_tokens), {}};
   SPLICE_ASSIGN_OR_RETURN(only.layers.emplace_back(), RangesOf(request.only(), "only"));
   SPLICE_RETURN_IF_ERROR(engine::ValidateKeptTokens(only, 1, ticket.prompt_tokens));
-  if (ticket.classes != nullptr || !request.kept().empty())
-    return InvalidArgument("commit of a shorter prompt with {}",
-                           ticket.classes != nullptr ? "head classes" : "kept tokens");
+  if (ticket.classes != nullptr || !request.kept().empty() || ticket.held_pages > 0)
+    return InvalidArgument("commit of a shorter prompt with {}", ticket.classes != nullptr ? "head classes"
+                                                                 : ticket.held_pages > 0   ? "held pages"
+                                                                                           : "kept tokens");
+  ticket.conversation.reset();  // its keys are those of the whole prompt
   const int64_t left = engine::CountOf(only.layers[0]);
   for (engine::SequenceKv* const kv : {ticket.kv.get(), ticket.landing.get()}) {
     if (kv != nullptr) kv->Truncate(left);
@@ -101,7 +104,9 @@ absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request, const en
   ticket.kv->set_num_tokens(ticket.prompt_tokens);
   SPLICE_ASSIGN_OR_RETURN(const auto kept, KeptTokensOf(request, ticket.prompt_tokens, config));
   if (kept == nullptr) return absl::OkStatus();
-  if (ticket.classes != nullptr) return InvalidArgument("commit of kept tokens for a ticket with head classes");
+  if (ticket.classes != nullptr || ticket.held_pages > 0)
+    return InvalidArgument("commit of kept tokens for a ticket with {}",
+                           ticket.classes != nullptr ? "head classes" : "held pages");
   ticket.kv->KeepOnly(kept);
   if (ticket.landing == nullptr) return absl::OkStatus();
   ticket.landing->set_num_tokens(ticket.prompt_tokens);
@@ -110,15 +115,15 @@ absl::Status KeepOnly(Ticket& ticket, const v1::CommitRequest& request, const en
 }
 
 // For tests of the checksums.
-absl::Status FlipAByte(const engine::SequenceKv& kv) {
-  const int32_t page = kv.stream(0, 0)[0];
+absl::Status FlipAByte(const engine::SequenceKv& kv, int32_t page_idx) {
+  const int32_t page = kv.stream(0, 0)[static_cast<size_t>(page_idx)];
   std::vector<std::byte> bytes(kv.pool().view().page_bytes());
   SPLICE_RETURN_IF_ERROR(kv.pool().ReadPages({&page, 1}, bytes.data()));
   bytes[0] ^= std::byte{1};
   return kv.pool().WritePages({&page, 1}, bytes.data());
 }
 
-// The checksum of each head stream's pages against the writer's.
+// The checksum of each head stream's sent pages against the writer's. `pages`: Ticket::SentPages.
 absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request, const std::vector<int32_t>& pages,
                     engine::PagePool& pool, bool& damaged) {
   const engine::SequenceKv& kv = *ticket.kv;
@@ -129,7 +134,7 @@ absl::Status Verify(const Ticket& ticket, const v1::CommitRequest& request, cons
   auto next = crcs.begin();
   for (int32_t stream = 0; stream < shape.num_streams(); ++stream) {
     uint32_t crc = 0;
-    for (const int32_t page : kv.streams()[stream]) {
+    for (const int32_t page : std::span(kv.streams()[stream]).subspan(static_cast<size_t>(ticket.held_pages))) {
       if (page != kernels::kNoPage) crc = over_a_page(crc) ^ *next++;
     }
     if (crc == request.crc32c(stream)) continue;
@@ -163,9 +168,11 @@ absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const 
   const FaultOutcome fault = landing_fault.Hit();
   SPLICE_RETURN_IF_ERROR(fault.status);
   if (ticket.in_place) return absl::OkStatus();  // nothing was moved that could have been damaged
-  if (fault.corrupt) SPLICE_RETURN_IF_ERROR(FlipAByte(request.in_landing_pages() ? *ticket.landing : *ticket.kv));
+  if (fault.corrupt)
+    SPLICE_RETURN_IF_ERROR(request.in_landing_pages() ? FlipAByte(*ticket.landing, 0)
+                                                      : FlipAByte(*ticket.kv, ticket.held_pages));
   // Pages that landed on the host go on first: where they end is where they are checked, and faster than on the host.
-  const std::vector<int32_t> pages = ticket.kv->AllPages();
+  const std::vector<int32_t> pages = ticket.SentPages();
   if (request.in_landing_pages()) {
     std::vector<const std::byte*> from;
     from.reserve(pages.size());

@@ -42,7 +42,7 @@ Room RoomFor(const engine::KvShape& shape, const engine::StreamClasses* classes,
 // Landing pages for all that may be sent, or none at all: a GPU of this host can still write the pool.
 void ReserveLanding(engine::PagePool& pool, const engine::SpareNeed& spares, Ticket& ticket) {
   auto landing = std::make_unique<engine::SequenceKv>(pool, ticket.kv->shape(), ticket.kv->classes());
-  if (!landing->Reserve(ticket.prompt_tokens).ok()) return;
+  if (!landing->Reserve(ticket.prompt_tokens - int64_t{ticket.held_pages} * kernels::kPageTokens).ok()) return;
   if (ticket.spare != nullptr) {
     auto spare = engine::SparePages::Reserve(pool, spares);
     if (!spare.ok()) return;
@@ -103,13 +103,31 @@ struct Choice {
   bool falls_back = false;  // to everything, for want of room
 };
 
+// Finds and makes room in the pool for one ticket.
+struct PoolRoom {
+  engine::PagePool& pool;
+  KeptPrompts* kept;                      // null: none
+  engine::SessionTable::Match held = {};  // pages that the ticket need not take
+  bool in_place = false;
+
+  int64_t num_ranks() const { return pool.view().num_ranks(); }
+  int64_t num_held() const { return held.kv == nullptr ? 0 : int64_t{held.num_pages} * held.kv->shape().num_streams(); }
+  // Whether the pool has `needed` pages [rank] for the ticket, held ones included. Kept prompts give way. In place
+  // nothing is reserved: the pool must be large enough.
+  bool Fits(std::vector<int64_t> needed) const {
+    if (in_place) return *std::max_element(needed.begin(), needed.end()) <= pool.view().pages_per_rank();
+    for (int64_t& pages : needed) pages -= num_held() / num_ranks();
+    return kept == nullptr ? pool.HasFree(needed) : kept->MakeRoom(needed, num_held());
+  }
+};
+
 int64_t Most(const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); }
 
-// REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens. In place nothing is reserved, and a
-// choice fits if the pool is large enough.
+// REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens.
 absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseOptions& reuse,
-                                      const engine::Model& model, const engine::PagePool& pool,
+                                      const engine::Model& model, const PoolRoom& place,
                                       const std::vector<int64_t>& without) {
+  const engine::PagePool& pool = place.pool;
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   // The policy's omissions are not known yet: reserves room for everything.
   const auto choice_of = [&](const engine::DecodeOptions& options) -> absl::StatusOr<Choice> {
@@ -129,15 +147,12 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
   const methods::Policy* const policy = methods::FindPolicy(reuse.policy);
   if (policy != nullptr && policy->leaves_out_tokens && own.dims < 0) own.dims = engine::kCompactDims;
   SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(own));
-  const auto fits = [&](const Choice& choice) {
-    return ticket.in_place ? Most(choice.needed) <= pool.view().pages_per_rank() : pool.HasFree(choice.needed);
-  };
-  if (fits(wanted)) return wanted;
+  if (place.Fits(wanted.needed)) return wanted;
   engine::DecodeOptions dense = ticket.decode;
   dense.selector = methods::ResolveSelector(methods::kAuto, ticket.classes != nullptr);
   SPLICE_ASSIGN_OR_RETURN(Choice everything, choice_of(dense));
   everything.falls_back = Most(everything.needed) < Most(wanted.needed) &&
-                          (fits(everything) || Most(wanted.needed) > pool.view().pages_per_rank());
+                          (place.Fits(everything.needed) || Most(wanted.needed) > pool.view().pages_per_rank());
   return everything.falls_back ? std::move(everything) : std::move(wanted);
 }
 
@@ -152,15 +167,29 @@ absl::Status CheckPrompt(const Ticket& ticket, engine::TokenSelector& selector) 
 }
 
 void DescribePages(const Ticket& ticket, v1::Ticket& response) {
-  const std::vector<int32_t> pages = ticket.kv->AllPages();
+  const std::vector<int32_t> pages = ticket.SentPages();
   response.mutable_page_ids()->Assign(pages.begin(), pages.end());
   if (ticket.landing != nullptr) {
     const std::vector<int32_t> landing = ticket.landing->AllPages();
     response.mutable_landing_page_ids()->Assign(landing.begin(), landing.end());
   }
   response.set_num_pages_per_stream(static_cast<uint32_t>(ticket.kv->num_pages_per_stream()));
+  response.set_held_tokens(static_cast<uint32_t>(ticket.held_pages * kernels::kPageTokens));
+  if (ticket.held_pages > 0) {
+    const chunk::ChunkKey& last = ticket.conversation->blocks[static_cast<size_t>(ticket.held_pages) - 1];
+    response.set_held_key(wire::ToBytes(last.bytes));
+  }
   response.set_num_layers(static_cast<uint32_t>(ticket.kv->shape().num_layers));
   response.set_num_kv_heads(static_cast<uint32_t>(ticket.kv->shape().num_kv_heads));
+}
+
+// With the pages that are kept of the prompt, if its writer does not send them.
+PoolRoom PlaceOf(const v1::ReserveRequest& request, const ReservationPools& pools, Ticket& ticket) {
+  PoolRoom place{.pool = pools.pool, .kept = pools.kept, .in_place = ticket.in_place};
+  if (ticket.conversation.has_value() && request.writer().skips_held())
+    place.held = pools.kept->Find(*ticket.conversation, ticket.prompt_tokens);
+  ticket.held_pages = place.held.num_pages;
+  return place;
 }
 
 }  // namespace
@@ -173,6 +202,9 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   SPLICE_ASSIGN_OR_RETURN(auto ticket, ReadRequest(request, reuse, model));
   ticket->in_place = pools.shared != nullptr && request.writer().epoch() != 0 &&
                      request.writer().epoch() == pools.shared->writer_epoch();
+  if (pools.kept != nullptr && ticket->classes == nullptr && !ticket->in_place) {
+    SPLICE_ASSIGN_OR_RETURN(ticket->conversation, ReadConversation(request));
+  }
   const int64_t tokens = ticket->prompt_tokens;
   const int num_ranks = pool.view().num_ranks();
   const bool leave_out = ticket->classes != nullptr && !ticket->in_place &&
@@ -183,7 +215,8 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   std::vector<int64_t> without = room.of_rank;
   const int64_t growth = 1 + static_cast<int64_t>(ticket->replay.size()) / kernels::kPageTokens;
   for (int64_t& pages : without) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
-  SPLICE_ASSIGN_OR_RETURN(const Choice choice, ChooseSelector(*ticket, reuse, model, pool, without));
+  const PoolRoom place = PlaceOf(request, pools, *ticket);
+  SPLICE_ASSIGN_OR_RETURN(const Choice choice, ChooseSelector(*ticket, reuse, model, place, without));
   ticket->decode = choice.options;
   if (choice.falls_back) response.set_decode_selector(choice.options.selector);
   SPLICE_RETURN_IF_ERROR(CheckPrompt(*ticket, *choice.selector));
@@ -196,10 +229,11 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
     response.set_in_place(true);
     return ticket;
   }
-  if (!pool.HasFree(choice.needed))
-    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free", Sum(choice.needed),
-                  pool.num_free(), pool.num_pages());
+  if (!place.Fits(choice.needed))
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free",
+                  Sum(choice.needed) - place.num_held(), pool.num_free(), pool.num_pages());
   ticket->kv = std::make_unique<engine::SequenceKv>(pool, shape, room.compressed ? ticket->classes : nullptr);
+  if (ticket->held_pages > 0) ticket->kv->AppendLeading(*place.held.kv, ticket->held_pages);
   SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
   if (room.compressed) {
     SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool, room.spares));

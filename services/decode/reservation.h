@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "services/decode/kept_prompts.h"
 #include "services/decode/ticket_table.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/model/model.h"
@@ -18,6 +19,7 @@ struct ReservationPools {
   engine::PagePool& pool;
   engine::PagePool* landing = nullptr;   // host memory in front of a pool on a GPU; null: prompts arrive in the pool
   engine::SharedPool* shared = nullptr;  // null: no prefill worker of this process computes in `pool`
+  KeptPrompts* kept = nullptr;  // prompts of conversations in `pool`, which give way to reservations; null: none
 };
 
 // Returns a ticket with its pages: KV of the prompt, spare pages for heads that may be restored, compact pages for
@@ -26,6 +28,9 @@ struct ReservationPools {
 //
 // If there is room for the KV but not for the compact pages, the ticket is for a sequence that attends to everything,
 // and `response` names the method. `response` also gets the pages and holes.
+//
+// A turn of a conversation becomes an owner of the pages that are kept of its prompt, and takes new ones for the rest
+// only: nothing can evict what the response says is held.
 //
 // A ticket whose writer shares the pool is in place: it takes no pages, because the writer computes the prompt in pages
 // of the same pool, which it finds when the prompt begins.

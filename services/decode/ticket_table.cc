@@ -23,6 +23,14 @@ absl::Status OtherGeneration() {
 
 }  // namespace
 
+std::vector<int32_t> Ticket::SentPages() const {
+  if (held_pages == 0) return kv->AllPages();
+  std::vector<int32_t> pages;
+  for (const std::vector<int32_t>& stream : kv->streams())
+    pages.insert(pages.end(), stream.begin() + held_pages, stream.end());
+  return pages;
+}
+
 TicketTable::TicketTable(size_t max_tickets, WriterProofs* proofs, std::chrono::milliseconds unread_for)
     : max_tickets_(max_tickets), proofs_(proofs), unread_for_(unread_for), thread_([this] { ExpireLoop(); }) {}
 

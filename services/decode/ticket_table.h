@@ -6,13 +6,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/base/ids.h"
+#include "services/decode/conversation.h"
 #include "services/decode/token_stream.h"
 #include "services/decode/writer_fence.h"
 #include "services/engine/engine.h"
@@ -38,7 +41,13 @@ struct Ticket {
   std::unique_ptr<engine::SequenceKv> kv;        // moves to the engine when running; in place: null until it lands
   // Prompt and sequence share a pool: there is no remote writer, so that the ticket is never quarantined.
   bool in_place = false;
-  std::unique_ptr<engine::SequenceKv> landing;  // pages of the landing memory; null: none needed, or it was full
+  // Pages of the landing memory for all but the held pages; null: none needed, or it was full.
+  std::unique_ptr<engine::SequenceKv> landing;
+  std::optional<Conversation> conversation;  // whose next turn gets the prompt's pages; nullopt: nobody's
+  int32_t held_pages = 0;  // leading pages of each stream of `kv` that are not sent (v1::Ticket.held_tokens)
+  // Pages of `kv` that the writer sends, in order [layer][kv_head][page].
+  std::vector<int32_t> SentPages() const;
+  int64_t num_sent_pages() const { return kv->num_pages() - int64_t{held_pages} * kv->shape().num_streams(); }
   // The part of the KV that local heads keep once decoding starts; null: everything. The ticket reserves, and the
   // writer sends, kv->classes(): the same part, or everything if that costs no more.
   std::shared_ptr<const engine::StreamClasses> classes;

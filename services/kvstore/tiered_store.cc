@@ -54,11 +54,6 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void RaiseTo(prometheus::Counter& counter, uint64_t value) {
-  const double missing = static_cast<double>(value) - counter.Value();
-  if (missing > 0) counter.Increment(missing);
-}
-
 absl::Status OnDiskStatus(const ChunkRecord& record) {
   return record.on_disk.load() ? absl::OkStatus() : Errorf(absl::StatusCode::kUnavailable, "not on disk yet");
 }

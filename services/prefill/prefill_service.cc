@@ -131,7 +131,7 @@ void PrefillService::UpdateGauges() {
   const engine::SessionTable::Stats sessions = engine_.session_stats();
   sessions_.Set(static_cast<double>(sessions.num_sessions));
   session_pages_.Set(static_cast<double>(sessions.num_pages));
-  RaiseTo(sessions_evicted_, sessions.num_evicted);
+  RaiseTo(sessions_evicted_, sessions.num_evicted + sessions.num_gave_way);
   RaiseTo(sessions_expired_, sessions.num_expired);
 }
 
@@ -206,6 +206,7 @@ v1::KvWriter PrefillService::WriterOf(const Peer& peer) const {
   writer.set_channel_id(peer.channel_id);
   writer.set_channel_address(peer.channel_address());
   writer.set_epoch(epoch_);
+  writer.set_skips_held(true);
   std::lock_guard lock(address_mutex_);
   writer.set_grpc_address(grpc_address_);
   return writer;

@@ -26,12 +26,13 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       over_a_page_(page_bytes_),
       classes_(std::move(classes)),
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
+      held_pages_(static_cast<int32_t>(ticket.held_tokens()) / kernels::kPageTokens),
       sender_(peer_->MakeSender()),
       crc_(shape_.num_streams(), 0) {
   int32_t next = 0;
   for (int32_t stream = 0; stream < shape_.num_streams(); ++stream) {
     first_target_.push_back(next);
-    next += static_cast<int32_t>(ticket_.num_pages_per_stream()) - HoleOf(stream).size();
+    next += static_cast<int32_t>(ticket_.num_pages_per_stream()) - held_pages_ - HoleOf(stream).size();
   }
 }
 
@@ -114,11 +115,11 @@ void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pag
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
   const std::vector<int32_t>& local = ready.kv->streams()[stream];
   const engine::PageHole hole = HoleOf(stream);
-  for (int32_t page = ready.first_page; page < ready.first_page + ready.num_pages; ++page) {
+  for (int32_t page = std::max(ready.first_page, held_pages_); page < ready.first_page + ready.num_pages; ++page) {
     if (page >= hole.begin && page < hole.end) continue;
     if (ready.kept != nullptr && !ready.kept->KeepsPage(ready.layer, page)) continue;
     pages.local.push_back(local[page]);
-    pages.remote.push_back(targets[first_target_[stream] + page - (page >= hole.end ? hole.size() : 0)]);
+    pages.remote.push_back(targets[first_target_[stream] + page - held_pages_ - (page >= hole.end ? hole.size() : 0)]);
   }
 }
 

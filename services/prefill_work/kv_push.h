@@ -20,9 +20,9 @@ namespace spl::prefill {
 
 // Checksums and writes run on the push worker's thread. No write starts after the ticket's lease has run out.
 //
-// Not sent: pages in a hole of the ticket, except those of restored heads, which are sent with the commit; pages
-// without a kept token (LayerReady::kept); pages past the end of a shortened prompt (PrefillOutcome::only), which the
-// decode worker takes back with the commit.
+// Not sent: pages that the decode worker holds (Ticket.held_tokens); pages in a hole of the ticket, except those of
+// restored heads, which are sent with the commit; pages without a kept token (LayerReady::kept); pages past the end of
+// a shortened prompt (PrefillOutcome::only), which the decode worker takes back with the commit.
 class KvPush final : public PromptDelivery {
  public:
   // ResourceExhausted: the only path to this decode worker leads through landing pages, and the ticket has none.
@@ -67,9 +67,11 @@ class KvPush final : public PromptDelivery {
   const std::shared_ptr<const engine::StreamClasses> classes_;
   const std::chrono::steady_clock::time_point lease_end_;
 
+  const int32_t held_pages_;  // leading pages of each stream that are not sent
+
   // Used by the push thread only.
   const std::unique_ptr<PageSender> sender_;
-  // [num_streams]: index of the stream's first kept page in the ticket's list.
+  // [num_streams]: index of the stream's first sent page in the ticket's list.
   std::vector<int32_t> first_target_;
   std::vector<uint32_t> crc_;  // [layer][kv_head]: checksums joined page by page
 

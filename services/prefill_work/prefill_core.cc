@@ -88,6 +88,12 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
     receipt.set_first_logits(outcome.first_logits.data(), outcome.first_logits.size() * sizeof(float));
 }
 
+void FillDelivery(const PromptDelivery& delivery, const v1::Ticket& ticket, v1::Receipt& receipt) {
+  receipt.set_decode_worker(delivery.peer().endpoint.worker_id());
+  receipt.set_transport(delivery.carrier());
+  if (ticket.held_tokens() > 0) receipt.set_held_tokens(ticket.held_tokens());
+}
+
 // Rows of fewer alternatives than were asked for, which only a tiny vocabulary has, are filled up with token 0 at -inf.
 void FillPromptLogprobs(const std::vector<engine::TokenLogprob>& from, const std::optional<int32_t>& num_top,
                         v1::PrefillResponse& response) {
@@ -124,11 +130,6 @@ engine::SamplingParams SamplingOf(const v1::PrefillRequest& request,
 }
 
 }  // namespace
-
-void RaiseTo(prometheus::Counter& counter, uint64_t value) {
-  const double missing = static_cast<double>(value) - counter.Value();
-  if (missing > 0) counter.Increment(missing);
-}
 
 PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
                          PrefillCoreOptions options, GiveLease give_lease, Metrics& metrics, const Tracer& tracer)
@@ -215,10 +216,18 @@ grpc::ServerUnaryReactor* PrefillCore::RevokeTicket(grpc::CallbackServerContext*
 }
 
 absl::Status PrefillCore::CheckTicket(const v1::PrefillRequest& request, const Peer& peer,
+                                      const engine::PrefillRequest& prefill,
                                       const engine::StreamClasses* classes) const {
   const v1::Ticket& ticket = request.ticket();
-  if (!ticket.in_place())
+  if (!ticket.in_place()) {
+    const bool reuses = !request.segments().empty() || request.reuse().auto_segments();
+    if (ticket.held_tokens() > 0 &&
+        methods::ResolvePolicy(prefill.reuse.policy, reuses, methods::kSparseX) != methods::kExact)
+      return InvalidArgument("the ticket holds {} tokens, and the reuse policy '{}' is not exact", ticket.held_tokens(),
+                             prefill.reuse.policy);
+    SPLICE_RETURN_IF_ERROR(CheckHeldTokens(ticket, engine_.model(), prefill.namespace_key, prefill.tokens));
     return ValidateTicket(ticket, peer.endpoint, engine_.model(), request.token_ids_size(), classes);
+  }
   if (options_.shared == nullptr || ticket.page_ids_size() > 0)
     return InvalidArgument("the ticket of '{}' is in place and has {} pages; this worker {} pool with it",
                            ticket.worker_id(), ticket.page_ids_size(),
@@ -250,8 +259,9 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   prefill.id = request.request_id();
   prefill.tokens.assign(request.token_ids().begin(), request.token_ids().end());
   prefill.reuse = wire::FromProto(request.reuse());
+  SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   SPLICE_ASSIGN_OR_RETURN(const auto classes, wire::DecodeClassesOf(prefill.reuse, engine_.model()));
-  if (absl::Status status = CheckTicket(request, *peer, classes.get()); !status.ok()) {
+  if (absl::Status status = CheckTicket(request, *peer, prefill, classes.get()); !status.ok()) {
     tickets_invalid_.Increment();
     return status;
   }
@@ -271,7 +281,6 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     SPLICE_ASSIGN_OR_RETURN(prefill.session_owner, wire::DigestFromBytes(request.session_owner(), "session_owner"));
   }
   prefill.max_computed_tokens = options_.max_computed_tokens;
-  SPLICE_ASSIGN_OR_RETURN(prefill.namespace_key, wire::DigestFromBytes(request.namespace_key(), "namespace_key"));
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
   SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
@@ -296,8 +305,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     // Another selector chooses among what is kept.
     receipt.set_decode_selector(outcome.kept != nullptr && selector == methods::kDense ? "kept_tokens" : selector);
     receipt.set_prefill_worker(options_.worker_id);
-    receipt.set_decode_worker(push->peer().endpoint.worker_id());
-    receipt.set_transport(push->carrier());
+    FillDelivery(*push, call.request->ticket(), receipt);
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     FillPromptLogprobs(outcome.prompt_logprobs, num_top, *call.response);

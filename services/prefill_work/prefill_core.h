@@ -32,9 +32,6 @@ struct PrefillCoreOptions {
   std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
 };
 
-// Raises a counter to a value that was counted elsewhere.
-void RaiseTo(prometheus::Counter& counter, uint64_t value);
-
 // Borrows everything. gRPC threads only validate and enqueue.
 class PrefillCore {
  public:
@@ -58,7 +55,7 @@ class PrefillCore {
  private:
   using RunCall = EngineCall<v1::PrefillRequest, v1::PrefillResponse>;
   absl::Status Start(RunCall& call, std::shared_ptr<const grammar::TokenGrammar> grammar);
-  absl::Status CheckTicket(const v1::PrefillRequest& request, const Peer& peer,
+  absl::Status CheckTicket(const v1::PrefillRequest& request, const Peer& peer, const engine::PrefillRequest& prefill,
                            const engine::StreamClasses* classes) const;
   absl::StatusOr<std::shared_ptr<PromptDelivery>> MakeDelivery(const v1::PrefillRequest& request,
                                                                std::shared_ptr<const Peer> peer,

@@ -31,6 +31,9 @@ void AddRanges(const engine::PositionRanges& ranges, v1::KeptPositions& position
 v1::CommitRequest CommitOf(const engine::PrefillOutcome& outcome) {
   v1::CommitRequest commit;
   commit.set_num_tokens(static_cast<uint32_t>(outcome.kv->num_tokens()));
+  // A shorter prompt, or one without some tokens, is no beginning of a next turn.
+  if (outcome.only.empty() && outcome.kept == nullptr)
+    commit.set_exact_tokens(static_cast<uint32_t>(outcome.kv->exact_tokens()));
   for (const engine::SampledToken& token : outcome.first_tokens) *commit.add_first_tokens() = wire::ToProto(token);
   commit.mutable_restored_heads()->Assign(outcome.restored_heads.begin(), outcome.restored_heads.end());
   if (!outcome.only.empty()) AddRanges(outcome.only, *commit.mutable_only());

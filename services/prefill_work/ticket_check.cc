@@ -1,5 +1,7 @@
 #include "services/prefill_work/ticket_check.h"
 
+#include <algorithm>
+
 #include "services/base/status.h"
 
 namespace spl::prefill {
@@ -55,7 +57,8 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
                             int64_t num_tokens, const engine::StreamClasses* classes) {
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   const int64_t pages = engine::PagesFor(num_tokens);
-  SPLICE_ASSIGN_OR_RETURN(const int64_t kept, CountKept(ticket, shape, num_tokens, classes));
+  SPLICE_ASSIGN_OR_RETURN(int64_t kept, CountKept(ticket, shape, num_tokens, classes));
+  kept -= int64_t{shape.num_streams()} * (ticket.held_tokens() / kernels::kPageTokens);
   if (ticket.num_layers() != static_cast<uint32_t>(shape.num_layers) ||
       ticket.num_kv_heads() != static_cast<uint32_t>(shape.num_kv_heads) || ticket.num_pages_per_stream() != pages ||
       ticket.page_ids_size() != kept)
@@ -84,6 +87,21 @@ absl::Status ValidateTicket(const v1::Ticket& ticket, const v1::DecodeEndpoint& 
         return InvalidArgument("the ticket names landing page {}, '{}' has {}", page, endpoint.worker_id(), registered);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeldTokens(const v1::Ticket& ticket, const engine::Model& model, const chunk::Digest& namespace_key,
+                             std::span<const int32_t> tokens) {
+  const uint32_t held = ticket.held_tokens();
+  if (held == 0) return absl::OkStatus();
+  if (held % kernels::kPageTokens != 0 || held >= tokens.size() || !ticket.hole_begin().empty() ||
+      ticket.spare_page_ids_size() > 0)
+    return InvalidArgument("the ticket holds {} of {} tokens, with {} holes", held, tokens.size(),
+                           ticket.hole_begin_size());
+  const chunk::ChunkKey last = chunk::MakePrefixKeys(model.kv_fingerprint(), namespace_key, tokens.first(held)).back();
+  if (!std::equal(last.bytes.begin(), last.bytes.end(), ticket.held_key().begin(), ticket.held_key().end(),
+                  [](uint8_t ours, char theirs) { return ours == static_cast<uint8_t>(theirs); }))
+    return InvalidArgument("the decode worker holds KV of other text than the prompt's first {} tokens", held);
   return absl::OkStatus();
 }
 

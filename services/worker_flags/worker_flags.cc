@@ -64,6 +64,16 @@ void LogQuantization(const engine::Model& model) {
             log::F("fp8_activations_from_rows", engine::FirstRowsInE4M3(model)));
 }
 
+void AddSessionFlags(CLI::App& app, WorkerFlags& flags) {
+  app.add_option("--session-share", flags.session_share,
+                 "share of the KV pool that conversations may keep between turns; they give way to requests")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--session-lease", flags.session_lease_s, "seconds for which a conversation keeps its KV after a turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--max-sequences", flags.max_sequences, "most sequences in a decode batch")
       ->check(CLI::Range(1, 4096))
@@ -105,13 +115,6 @@ void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
   AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
                     "most bytes of the page pool for KV that decode workers left out and may fetch later (requests "
                     "with decode_restore); 0: none");
-  app.add_option("--session-share", flags.session_share,
-                 "share of the KV pool that conversations may keep between turns")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  app.add_option("--session-lease", flags.session_lease_s, "seconds for which a conversation keeps its KV after a turn")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--store", flags.store,
                  "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   app.add_flag("!--no-quantized-copies", flags.quantized_copies,
@@ -164,6 +167,7 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
                                                "exactly, at the lowest priority, to compare logits (splice_fidelity_*)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  AddSessionFlags(app, flags);
   role == WorkerRole::kDecode ? AddDecodeFlags(app, flags) : AddPrefillFlags(app, flags);
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->capture_default_str();
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");

@@ -75,9 +75,9 @@ struct WorkerFlags {
   int32_t local_prefill_slice_tokens = 128;        // decode only
   std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
-  double session_share = 0.5;                // prefill only
-  bool quantized_copies = true;              // prefill only
-  double session_lease_s = 600;              // prefill only
+  double session_share = 0.5;
+  bool quantized_copies = true;  // prefill only
+  double session_lease_s = 600;
   int32_t slice_tokens = 512;                // prefill only
   uint64_t head_lease_bytes = 256ull << 20;  // prefill only
   std::string kv_transport = "auto";         // auto, device, shm, tcp

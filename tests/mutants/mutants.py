@@ -122,6 +122,15 @@ MUTANTS = [
            "  if (dtype != DType::kInt4) return;\n  const size_t scales", "align_copy_test"),
     Mutant("fused-scale-stays", "a row of FP8 is saved for fusion without its scale", "kernels/kv_copy/fuse_rows.cc",
            "    if (dtype == DType::kE4M3) scale(row) = KvRowScale(head_dim, half, slot);\n", "", "fuse_rows_test"),
+    Mutant("edited-history", "a conversation's pages are taken for an edited history", "services/engine/cache/session_table.cc",
+           "const auto equal = std::mismatch(blocks.begin(), blocks.end(), session.blocks.begin(), session.blocks.end()).first;",
+           "const auto equal = blocks.begin() + static_cast<int64_t>(std::min(blocks.size(), session.blocks.size()));",
+           "conversations_test"),
+    Mutant("kept-never-gives-way", "reservations cannot take kept pages", "services/decode/reservation.cc",
+           "kept == nullptr ? pool.HasFree(needed) : kept->MakeRoom(needed, num_held())", "pool.HasFree(needed)",
+           "conversations_test"),
+    Mutant("approximate-turns-hold", "turns of every method hold pages", "services/decode/conversation.cc",
+           "methods::ResolvePolicy(policy, false, \"\") != methods::kExact", "policy == \"none\"", "conversations_test"),
 ]
 
 

@@ -54,13 +54,16 @@ absl::Status Converse(TextGenerator& generator, const ConversationOptions& optio
     else
       request.reuse_options["session"] = session;
     SPLICE_ASSIGN_OR_RETURN(const TextResult result, generator.Generate(request, [](const auto&) { return true; }));
-    const auto& tokens = result.receipt.is_object() ? result.receipt.value("tokens", nlohmann::json::object())
-                                                    : nlohmann::json::object();
+    const nlohmann::json nothing = nlohmann::json::object();
+    const nlohmann::json& receipt = result.receipt.is_object() ? result.receipt : nothing;
+    const nlohmann::json tokens = receipt.value("tokens", nothing), bytes = receipt.value("bytes", nothing);
     samples[turn].push_back({.method = method,
                              .turn = turn + 1,
                              .prompt_tokens = result.prompt_tokens,
                              .cached_tokens = result.cached_tokens,
                              .computed_tokens = tokens.value("computed", int64_t{0}),
+                             .held_tokens = tokens.value("held", int64_t{0}),
+                             .moved_bytes = bytes.value("moved", int64_t{0}),
                              .ttft_s = result.ttft_s,
                              .tokens_per_s = result.tokens_per_s()});
     SPLICE_ASSIGN_OR_RETURN(const auto answer, generator.Tokenize(result.text));
@@ -100,11 +103,12 @@ absl::StatusOr<std::vector<ConversationTurn>> MeasureConversations(
 }
 
 std::string ConversationText(const std::vector<ConversationTurn>& turns) {
-  std::string out = fmt::format("{:<20} {:>5} {:>8} {:>8} {:>9} {:>10} {:>9}\n", "method", "turn", "prompt", "cached",
-                                "computed", "TTFT (ms)", "tokens/s");
+  std::string out = fmt::format("{:<20} {:>5} {:>8} {:>8} {:>9} {:>10} {:>9} {:>8} {:>9}\n", "method", "turn", "prompt",
+                                "cached", "computed", "TTFT (ms)", "tokens/s", "held", "sent (MB)");
   for (const ConversationTurn& t : turns)
-    out += fmt::format("{:<20} {:>5} {:>8} {:>8} {:>9} {:>10.1f} {:>9.1f}\n", t.method, t.turn, t.prompt_tokens,
-                       t.cached_tokens, t.computed_tokens, t.ttft_s * 1e3, t.tokens_per_s);
+    out += fmt::format("{:<20} {:>5} {:>8} {:>8} {:>9} {:>10.1f} {:>9.1f} {:>8} {:>9.2f}\n", t.method, t.turn,
+                       t.prompt_tokens, t.cached_tokens, t.computed_tokens, t.ttft_s * 1e3, t.tokens_per_s,
+                       t.held_tokens, static_cast<double>(t.moved_bytes) * 1e-6);
   return out;
 }
 
@@ -124,6 +128,8 @@ nlohmann::ordered_json ConversationJson(const std::vector<ConversationTurn>& tur
                             {"prompt_tokens", t.prompt_tokens},
                             {"cached_tokens", t.cached_tokens},
                             {"computed_tokens", t.computed_tokens},
+                            {"held_tokens", t.held_tokens},
+                            {"moved_bytes", t.moved_bytes},
                             {"ttft_s", t.ttft_s},
                             {"tokens_per_s", t.tokens_per_s}});
   return out;

@@ -35,6 +35,8 @@ struct ConversationTurn {
   std::string method;  // "alone": each turn by itself, exact, without kept KV
   int32_t turn = 0;    // from 1
   int64_t prompt_tokens = 0, cached_tokens = 0, computed_tokens = 0;
+  int64_t held_tokens = 0;              // tokens that were not sent, because the decode worker had kept their KV
+  int64_t moved_bytes = 0;              // KV sent from the prefill to the decode worker
   double ttft_s = 0, tokens_per_s = 0;  // medians over the conversations
 };
 

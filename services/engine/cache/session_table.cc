@@ -12,8 +12,8 @@ absl::Status CheckSessionName(std::string_view name) {
   return InvalidArgument("session is {} bytes long, at most {} are taken", name.size(), kSessionIdBytesMax);
 }
 
-SessionTable::Match SessionTable::Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
-                                       Time now) {
+SessionTable::Match SessionTable::Find(const SessionId& id, std::span<const chunk::ChunkKey> blocks,
+                                       std::string_view method, Time now) {
   std::lock_guard lock(mutex_);
   ExpireLocked(now);
   const auto it = by_id_.find(KeyOf(id));
@@ -21,16 +21,16 @@ SessionTable::Match SessionTable::Find(const SessionId& id, std::span<const int3
   Session& session = *it->second;
   session.used = now;
   sessions_.splice(sessions_.begin(), sessions_, it->second);
-  auto usable = static_cast<int64_t>(
-      std::mismatch(tokens.begin(), tokens.end(), session.tokens.begin(), session.tokens.end()).first - tokens.begin());
-  usable = std::min({usable, static_cast<int64_t>(tokens.size()) - 1, session.kv->num_tokens()});
-  if (session.method != method) usable = std::min(usable, session.kv->exact_tokens());
-  const auto pages = static_cast<int32_t>(std::max<int64_t>(usable, 0) / kernels::kPageTokens);
+  const auto equal = std::mismatch(blocks.begin(), blocks.end(), session.blocks.begin(), session.blocks.end()).first;
+  const SequenceKv& kv = *session.kv;
+  const int64_t usable = session.method == method ? kv.num_tokens() : kv.exact_tokens();
+  const auto pages = static_cast<int32_t>(
+      std::min<int64_t>(equal - blocks.begin(), std::max<int64_t>(usable, 0) / kernels::kPageTokens));
   if (pages == 0) return {};
   return {session.kv, pages};
 }
 
-void SessionTable::Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
+void SessionTable::Keep(const SessionId& id, std::span<const chunk::ChunkKey> blocks, std::string_view method,
                         std::shared_ptr<const SequenceKv> kv, Time now) {
   std::lock_guard lock(mutex_);
   if (const auto it = by_id_.find(KeyOf(id)); it != by_id_.end()) Drop(it->second);
@@ -38,7 +38,7 @@ void SessionTable::Keep(const SessionId& id, std::span<const int32_t> tokens, st
   sessions_.push_front({.name = std::string(id.name),
                         .id = id,
                         .method = std::string(method),
-                        .tokens = {tokens.begin(), tokens.end()},
+                        .blocks = {blocks.begin(), blocks.end()},
                         .kv = std::move(kv),
                         .used = now});
   const auto kept = sessions_.begin();
@@ -57,7 +57,7 @@ bool SessionTable::EvictOne() {
   std::lock_guard lock(mutex_);
   if (sessions_.empty()) return false;
   Drop(Victim());
-  ++stats_.num_evicted;
+  ++stats_.num_gave_way;
   return true;
 }
 
@@ -71,6 +71,17 @@ SessionTable::Stats SessionTable::stats() const {
   Stats stats = stats_;
   stats.num_sessions = sessions_.size();
   return stats;
+}
+
+int64_t SessionTable::NumUnshared() const {
+  std::lock_guard lock(mutex_);
+  int64_t pages = 0;
+  for (const Session& session : sessions_) {
+    // All streams share their pages alike (SequenceKv::AppendLeading).
+    for (const int32_t page : session.kv->stream(0, 0))
+      pages += session.kv->pool().owners(page) == 1 ? session.kv->shape().num_streams() : 0;
+  }
+  return pages;
 }
 
 void SessionTable::Add(Sessions::iterator session) {

@@ -1,4 +1,5 @@
-// Keeps the KV of each conversation's last prompt for its next turn (LoopServe 3.4; docs/methods/loopserve.md).
+// Keeps the KV of each conversation's last prompt for its next turn (LoopServe 3.4; docs/methods/loopserve.md). A
+// prefill worker has one table, and a decode worker another one for the pages that it decoded from (docs/sessions.md).
 //
 // KV of the prompt is kept, KV of the answer is not: an answer may have been decoded over chosen tokens, so that the
 // next turn computes it again, with the new text, against the history. Unlike the prefix index, a session also keeps
@@ -49,30 +50,37 @@ class SessionTable {
     std::shared_ptr<const SequenceKv> kv;  // null: there is nothing to reuse
     int32_t num_pages = 0;                 // leading pages per stream that hold the prompt's tokens
   };
-  // Returns the pages that hold the first of `tokens`, never the last token, and renews the lease. `method`: the policy
-  // and all of its options (MethodOf). KV that is not exact is returned only for the method that computed it.
-  Match Find(const SessionId& id, std::span<const int32_t> tokens, std::string_view method, Time now);
+  // Returns the pages that hold the first of `blocks`, the keys of the prompt's full blocks of 64 tokens
+  // (chunk::MakePrefixKeys), and renews the lease. `method`: the policy and all of its options (MethodOf). KV that is
+  // not exact is returned only for the method that computed it.
+  Match Find(const SessionId& id, std::span<const chunk::ChunkKey> blocks, std::string_view method, Time now);
 
-  // Keeps pages for the next turn, and drops those kept before: as many leading pages as the budget has room for.
-  void Keep(const SessionId& id, std::span<const int32_t> tokens, std::string_view method,
+  // Keeps pages for the next turn, and drops those kept before: as many leading pages as the budget has room for. `kv`
+  // is whole, and its first pages hold `blocks`.
+  void Keep(const SessionId& id, std::span<const chunk::ChunkKey> blocks, std::string_view method,
             std::shared_ptr<const SequenceKv> kv, Time now);
 
-  bool EvictOne();        // evicts like an exceeded budget; false: there is no session
+  bool EvictOne();        // evicts like an exceeded budget, for want of pages; false: there is no session
   void Expire(Time now);  // drops the sessions whose lease is over
 
   struct Stats {
     size_t num_sessions = 0;
     int64_t num_pages = 0;
-    uint64_t num_evicted = 0, num_expired = 0;
+    uint64_t num_evicted = 0;   // because the budget was exceeded
+    uint64_t num_gave_way = 0;  // by EvictOne
+    uint64_t num_expired = 0;
   };
   Stats stats() const;
+  // Pages that would be free if all sessions were dropped: they have no other owner. Cost: a look at one stream of
+  // each.
+  int64_t NumUnshared() const;
 
  private:
   struct Session {
     std::string name;
     SessionId id;  // id.name refers to `name`
     std::string method;
-    std::vector<int32_t> tokens;
+    std::vector<chunk::ChunkKey> blocks;
     std::shared_ptr<const SequenceKv> kv;
     Time used;
   };

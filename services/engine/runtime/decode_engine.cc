@@ -25,6 +25,11 @@ bool IsAsync(const DecodeEngineOptions& options, const ParallelExecutor& executo
   return options.async_scheduling.value_or(!executor.model().backend().host_memory());
 }
 
+std::function<bool(int64_t)> MakeRoomOf(const DecodeEngineOptions& options) {
+  if (options.shared == nullptr) return options.make_room;
+  return [shared = options.shared](int64_t num_pages) { return shared->MakeRoom(num_pages); };
+}
+
 }  // namespace
 
 DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
@@ -37,7 +42,7 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       batch_(options.shared.get(), delivery_),
       adaptive_(options.step_costs.has_value() ? *options.step_costs : StepCosts::BuiltIn(),
                 {.gathered_tokens = options.gathered_tokens}),
-      preemption_(executor_->model(), pool, options.shared.get(), batch_, options.parked_bytes),
+      preemption_(executor_->model(), pool, MakeRoomOf(options), batch_, options.parked_bytes),
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,6 +51,9 @@ struct DecodeEngineOptions {
   std::optional<bool> async_scheduling;
   std::shared_ptr<StepTurns> turns;    // if the device is shared with another engine; else null
   std::shared_ptr<SharedPool> shared;  // if the pool is shared with a prefill engine; else null
+  // Evicts cached KV of others in the pool until that many pages are free, before a sequence is preempted; false: it
+  // cannot. Null: none, or `shared` has it.
+  std::function<bool(int64_t num_pages)> make_room;
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

@@ -10,11 +10,11 @@
 
 namespace spl::engine {
 
-DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch,
+DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, MakeRoom make_room, DecodeBatch& batch,
                                    size_t parked_bytes)
     : model_(model),
       pool_(pool),
-      shared_(shared),
+      make_room_(std::move(make_room)),
       batch_(batch),
       parked_bytes_max_(parked_bytes),
       streams_of_rank_(KvShapeOf(model.config()).num_streams() / pool.view().num_ranks()) {}
@@ -33,7 +33,7 @@ void DecodePreemption::GrowOrPreempt() {
   for (const auto& sequence : running) {
     for (DecodeFork& fork : sequence->forks) {
       while (sequence->runs() && !fork.finished && !fork.Grow().ok()) {
-        if (MakeRoom(fork.GrowthPages(KvShapeOf(model_.config()).num_streams())) && fork.Grow().ok()) break;
+        if (EvictCached(fork.GrowthPages(KvShapeOf(model_.config()).num_streams())) && fork.Grow().ok()) break;
         // Alone in the pool it asks once more: others may have left it since.
         if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence)) continue;
         batch_.Finish(*sequence, TooSmall());
@@ -47,7 +47,7 @@ void DecodePreemption::GrowOrPreempt() {
   batch_.RemoveFinished();
 }
 
-bool DecodePreemption::EvictCachedFor(const DecodeSequence& sequence) { return MakeRoom(PagesToGoOn(sequence)); }
+bool DecodePreemption::EvictCachedFor(const DecodeSequence& sequence) { return EvictCached(PagesToGoOn(sequence)); }
 
 int64_t DecodePreemption::PagesToGoOn(const DecodeSequence& sequence) const {
   int64_t pages = KvShapeOf(model_.config()).num_streams() * static_cast<int64_t>(sequence.num_rows());

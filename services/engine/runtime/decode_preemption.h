@@ -3,22 +3,25 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "services/engine/cache/page_pool.h"
 #include "services/engine/model/model.h"
 #include "services/engine/runtime/decode_batch.h"
-#include "services/engine/runtime/shared_pool.h"
 
 namespace spl::engine {
 
-// If the pool is shared with a prefill engine, cached KV is evicted first. Then pages (blocks) of sequences move to
+// Cached KV in the pool is evicted first. Then pages (blocks) of sequences move to
 // host memory, and later back (ParkedPages). A preempted sequence keeps its age, waits before all younger ones, and
 // continues with the same tokens. Engine thread.
 class DecodePreemption {
  public:
-  // All outlive it. `parked_bytes`: most host memory for preempted KV. `shared` may be null: the pool has no cached KV.
-  DecodePreemption(const Model& model, PagePool& pool, SharedPool* shared, DecodeBatch& batch, size_t parked_bytes);
+  // Evicts cached KV until that many pages are free; false: not enough is cached.
+  using MakeRoom = std::function<bool(int64_t num_pages)>;
+  // All outlive it. `parked_bytes`: most host memory for preempted KV. `make_room` may be null: the pool has no cached
+  // KV.
+  DecodePreemption(const Model& model, PagePool& pool, MakeRoom make_room, DecodeBatch& batch, size_t parked_bytes);
 
   // Takes pages for the next position of every active continuation of the batch. False: there are not enough free
   // pages.
@@ -43,7 +46,7 @@ class DecodePreemption {
   uint64_t num_preemptions() const { return num_preemptions_; }  // preempted, or ended because they could not be
 
  private:
-  bool MakeRoom(int64_t num_pages) { return shared_ != nullptr && shared_->MakeRoom(num_pages); }
+  bool EvictCached(int64_t num_pages) { return make_room_ && make_room_(num_pages); }
   // Upper bound of the pages that it needs to continue: its own if it was preempted, and those of its start or next
   // step.
   int64_t PagesToGoOn(const DecodeSequence& sequence) const;
@@ -51,7 +54,7 @@ class DecodePreemption {
 
   const Model& model_;
   PagePool& pool_;
-  SharedPool* const shared_;
+  const MakeRoom make_room_;
   DecodeBatch& batch_;
   const size_t parked_bytes_max_;
   const int64_t streams_of_rank_;

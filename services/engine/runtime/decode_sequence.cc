@@ -96,8 +96,20 @@ void DecodeSequence::DropChoice() {
   chooser.reset();
 }
 
+void DecodeSequence::OfferPages(const SequenceKv* kv) {
+  if (kv == nullptr || parked != nullptr || !request.on_pages_back) return;
+  std::exchange(request.on_pages_back, nullptr)(*kv);
+}
+
+void DecodeSequence::Free(DecodeFork& fork) {
+  OfferPages(fork.kv.get());
+  fork.Free();
+}
+
 void DecodeSequence::End(const absl::Status& status, TokenDelivery& delivery) {
   done = true;
+  OfferPages(request.kv.get());
+  for (const DecodeFork& fork : forks) OfferPages(fork.kv.get());
   parked.reset();
   DropChoice();
   request.kv.reset();

@@ -83,6 +83,8 @@ struct DecodeSequence {
   void TellRestores(TokenDelivery& delivery);
   // Gives back the pages of an unfinished choice. The choice starts again later.
   void DropChoice();
+  // Gives back the pages of a continuation, after on_pages_back. REQUIRES: none of its rows is in flight.
+  void Free(DecodeFork& fork);
   // Gives back all pages and then reports the end, so that the listener finds them free. Once.
   void End(const absl::Status& status, TokenDelivery& delivery);
 
@@ -97,7 +99,8 @@ struct DecodeSequence {
   bool started() const { return !forks.empty(); }
   bool runs() const { return !done && parked == nullptr; }
   PageHolders Holders() const;
-  int64_t NumPages() const;  // in the pool, without those of its selector
+  int64_t NumPages() const;               // in the pool, without those of its selector
+  void OfferPages(const SequenceKv* kv);  // calls on_pages_back; `kv` may be null
   // Number of continuations that take part in a step.
   size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }
 

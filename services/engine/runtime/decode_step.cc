@@ -285,7 +285,7 @@ void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<std::optional
     const bool replays = !rows[i].fork->replay.empty();  // then it has this one continuation
     for (; i < rows.size() && rows[i].sequence == &sequence; ++i) {
       if (sampled[i].has_value()) TakeToken(*rows[i].fork, *sampled[i]);
-      if (rows[i].fork->finished && rows[i].fork->in_flight == 0) rows[i].fork->Free();
+      if (rows[i].fork->finished && rows[i].fork->in_flight == 0) sequence.Free(*rows[i].fork);
     }
     sequence.TellRestores(delivery_);
     for (size_t row = begin; row < i && !replays; ++row) {

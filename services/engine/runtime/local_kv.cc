@@ -33,7 +33,7 @@ void LocalKv::AppendLeading(PrefillJob& job, SequenceKv& kv) {
   if (request.prompt_logprobs.has_value()) return;
   if (!request.session.empty()) {
     const SessionTable::Match match =
-        sessions.Find(SessionOf(request), request.tokens, MethodOf(request.reuse), std::chrono::steady_clock::now());
+        sessions.Find(SessionOf(request), keys, MethodOf(request.reuse), std::chrono::steady_clock::now());
     if (match.num_pages > static_cast<int64_t>(prefixes.CountLeading(keys))) {
       kv.AppendLeading(*match.kv, match.num_pages);
       job.stats.session_tokens = kv.num_tokens();

@@ -97,7 +97,7 @@ absl::Status PrefillEngine::Enqueue(std::shared_ptr<Job> job) {
   const auto length = static_cast<int64_t>(job->request.tokens.size());
   job->stats.policy = std::string(job->policy->name());
   job->stats.prompt_tokens = length;
-  if (options_.prefix_cache)
+  if (options_.prefix_cache || !job->request.session.empty())
     job->keys = chunk::MakePrefixKeys(model_->kv_fingerprint(), job->request.namespace_key, job->request.tokens);
   std::lock_guard lock(mutex_);
   if (stopping_) return Stopping();

@@ -90,7 +90,7 @@ void PromptHarvest::KeepSession(const PrefillJob& job) {
   if (request.session.empty() || job.kept != nullptr || !job.only.empty()) return;
   auto kept = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   kept->AppendLeading(*job.kv, static_cast<int32_t>(job.kv->num_tokens() / kernels::kPageTokens));
-  local_.sessions.Keep(SessionOf(request), request.tokens, MethodOf(request.reuse), std::move(kept),
+  local_.sessions.Keep(SessionOf(request), job.keys, MethodOf(request.reuse), std::move(kept),
                        std::chrono::steady_clock::now());
 }
 

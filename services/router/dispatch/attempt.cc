@@ -16,6 +16,15 @@ void AddTokensToPrefill(const SentRequest& sent, const Attempt& attempt,
   tokens.Add(prior.begin(), prior.end());
 }
 
+void DescribeConversation(const SentRequest& sent, v1::Conversation& out) {
+  const chunk::Digest owner = sent.namespace_keys.DeriveOwner(sent.request.caller);
+  out.set_name(sent.request.session);
+  out.set_owner(owner.data(), owner.size());
+  out.set_namespace_key(sent.prompt.namespace_key.data(), sent.prompt.namespace_key.size());
+  for (const chunk::ChunkKey& key : sent.prompt.keys.prefix)
+    out.mutable_chunk_keys()->append(key.bytes.begin(), key.bytes.end());
+}
+
 // If it fails the worker is gone, or the ticket expires there.
 void SendRelease(DecodeWorker& worker, const v1::Ticket& ticket, const char* reason, bool writer_quiet,
                  std::chrono::milliseconds timeout) {
@@ -66,10 +75,11 @@ void FillReserveRequest(const SentRequest& sent, const Attempt& attempt, const F
   out.set_kv_bytes_per_s(attempt.link.bytes_per_s);
   out.set_kv_write_seconds(attempt.link.write_s);
   *out.mutable_writer() = attempt.link.writer;
+  if (!ConversationOf(sent.request, sent.prompt, sent.namespace_keys).empty())
+    DescribeConversation(sent, *out.mutable_conversation());
 }
 
-void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, const NamespaceKeys& namespace_keys,
-                        v1::PrefillRequest& out) {
+void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, v1::PrefillRequest& out) {
   const GenerationRequest& request = sent.request;
   const RequestPrompt& prompt = sent.prompt;
   out.set_request_id(request.request_id);
@@ -88,7 +98,7 @@ void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, const N
   }
   if (!request.session.empty()) {
     out.set_session(request.session);
-    const chunk::Digest owner = namespace_keys.DeriveOwner(request.caller);
+    const chunk::Digest owner = sent.namespace_keys.DeriveOwner(request.caller);
     out.set_session_owner(owner.data(), owner.size());
   }
   *out.mutable_ticket() = attempt.ticket;

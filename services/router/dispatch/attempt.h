@@ -50,13 +50,13 @@ struct SentRequest {
   const GenerationRequest& request;
   const RequestPrompt& prompt;
   std::span<const TokenId> output;  // tokens of the answer so far
+  const NamespaceKeys& namespace_keys;
 };
 
 // Fills `out`, an empty message. The ticket's time to live grows with the attempt's expected seconds.
 void FillReserveRequest(const SentRequest& sent, const Attempt& attempt, const FleetSnapshot& fleet,
                         const DispatchOptions& options, v1::ReserveRequest& out);
-void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, const NamespaceKeys& namespace_keys,
-                        v1::PrefillRequest& out);
+void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, v1::PrefillRequest& out);
 
 // Gives the ticket back, once; does nothing if there is none. Returns at once. If a prefill write may still be on its
 // way, the prefill worker is asked to stop first, and the pages stay out of use until it has said so or the ticket

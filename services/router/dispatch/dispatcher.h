@@ -19,6 +19,7 @@
 #include "services/router/admission/retry_budget.h"
 #include "services/router/fleet/cache_view.h"
 #include "services/router/fleet/circuit_breaker.h"
+#include "services/router/fleet/decode_sessions.h"
 #include "services/router/fleet/fleet.h"
 #include "services/router/fleet/prefix_index.h"
 #include "services/router/fleet/workers.h"
@@ -108,6 +109,7 @@ class Dispatcher {
   Admission& admission() { return admission_; }
   PrefixIndex& prefix_index() { return prefix_index_; }
   RequestCosts& costs() { return costs_; }
+  DecodeSessions& decode_sessions() { return decode_sessions_; }
   LivePlanner& planner() { return planner_; }
   RateLimits& limits() { return *limits_; }
   const ForeignLoad& foreign_load() const { return foreign_load_; }
@@ -156,6 +158,7 @@ class Dispatcher {
   PrefixIndex prefix_index_;
   PrefixIndex recent_index_;  // the same with guess_ttl
   RequestCosts costs_;
+  DecodeSessions decode_sessions_;
   ForeignLoad foreign_load_;
   const std::shared_ptr<RateLimits> limits_ = std::make_shared<RateLimits>();
   LivePlanner planner_;

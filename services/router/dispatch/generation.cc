@@ -151,6 +151,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
   const auto foreign = core_.foreign_load().Of(fleet);
   const auto leaving = core_.planner().leaving();
   const RequestCost cost = core_.costs().Of(request_.reuse);
+  const auto held = core_.decode_sessions().Find(ConversationOf(request_, prompt_, core_.namespace_keys()));
   const uint32_t tokens = static_cast<uint32_t>(num_prompt_tokens() + answer_.tokens().size());
   // Workers whose calls keep failing are avoided as those that have failed this request are.
   std::set<std::string> avoided = core_.breakers().Blocked(start);
@@ -162,6 +163,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
                              .reuse = reuse,
                              .foreign_tokens = foreign != nullptr ? *foreign : std::span<const uint64_t>(),
                              .wire_share = cost.wire_share,
+                             .held = held.has_value() ? &*held : nullptr,
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
                              // What is left out of heads is kept for the decode worker by a prefill worker.
@@ -264,7 +266,7 @@ void Generation::RunPrefill(const AttemptPtr& attempt) {
   ++history_.attempts;
   if (history_.attempts > 1) core_.metrics().prefill_retries.Increment();
   auto call = std::make_shared<PrefillCall>();
-  FillPrefillRequest(Sent(), *attempt, core_.namespace_keys(), call->request);
+  FillPrefillRequest(Sent(), *attempt, call->request);
   attempt->writer_quiet = false;
   attempt->prefill_call = call;
   core_.metrics().CountPrefill(attempt->prefill.local.has_value());
@@ -325,6 +327,9 @@ void Generation::Learn(const Attempt& attempt, const v1::Receipt& receipt) {
                         // Computing beside decode steps says nothing of what a token costs.
                         {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
                          .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
+  if (const std::string turn = ConversationOf(request_, prompt_, core_.namespace_keys()); !turn.empty())
+    core_.decode_sessions().Note(turn, {attempt.decode.worker_id, attempt.decode.epoch,
+                                        static_cast<uint32_t>(prompt_.keys.prefix.size() * chunk::kChunkTokens)});
   if (!core_.options().has_store || !Publishes(request_.reuse) || !attempt.prefill.reads_store) return;
   const uint32_t exact = receipt.aligned_tokens() == 0 ? std::numeric_limits<uint32_t>::max() : attempt.exact_tokens;
   core_.prefix_index().InsertStored(prompt_.keys, exact, Clock::now());

@@ -92,7 +92,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void Note(const char* stage);
   void Describe(RequestRecord& record) const;
   FinalInfo MakeFinal() const;
-  SentRequest Sent() const { return {request_, prompt_, answer_.tokens()}; }
+  SentRequest Sent() const { return {request_, prompt_, answer_.tokens(), core_.namespace_keys()}; }
   size_t num_prompt_tokens() const { return prompt_.tokens.size(); }
   double SecondsSince(Clock::time_point start) const;
 

@@ -54,6 +54,17 @@ const char* PromptField(const Prompt& prompt) {
 
 }  // namespace
 
+std::string ConversationOf(const GenerationRequest& request, const RequestPrompt& prompt,
+                           const NamespaceKeys& namespace_keys) {
+  if (request.session.empty() || request.reuse.policy() != methods::kExact || request.reuse.lines().head_classes() ||
+      prompt.keys.prefix.empty())
+    return "";
+  const chunk::Digest owner = namespace_keys.DeriveOwner(request.caller);
+  std::string conversation(owner.begin(), owner.end());
+  conversation.append(prompt.namespace_key.begin(), prompt.namespace_key.end());
+  return conversation + request.session;
+}
+
 absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const ServedModel& model,
                                             const NamespaceKeys& namespace_keys, const FleetSnapshot& fleet) {
   SPLICE_RETURN_IF_ERROR(ValidateRequest(request));

@@ -1,6 +1,7 @@
 // The prompt of one request in token ids, with its segments and the keys under which workers cache it.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,11 @@ struct RequestPrompt {
   chunk::Digest namespace_key{};             // key of the text outside segments
   PromptKeys keys;                           // empty while no worker has told its model
 };
+
+// The conversation of which the prompt is a turn, as one string (DecodeSessions). Empty: none that a decode worker
+// keeps KV for, which are exact prompts without head classes whose keys are known.
+std::string ConversationOf(const GenerationRequest& request, const RequestPrompt& prompt,
+                           const NamespaceKeys& namespace_keys);
 
 // Validates the request and tokenizes its prompt on the calling thread. InvalidArgument and NotFound name the field. In
 // a public namespace it turns `auto_segments` off: unmarked text would become a source that has its caller's private

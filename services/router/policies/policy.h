@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "services/router/fleet/decode_sessions.h"
 #include "services/router/fleet/load_tracker.h"
 #include "services/router/fleet/prefix_index.h"
 #include "services/router/fleet/snapshot.h"
@@ -28,6 +29,7 @@ struct PlacementQuery {
   // Tokens of other routers that wait there, one entry per place (ForeignLoad); empty: use the workers' own counts.
   std::span<const uint64_t> foreign_tokens = {};
   double wire_share = 1;                           // share of the prompt's KV that the request's head classes send
+  const HeldPrompt* held = nullptr;                // what a decode worker keeps of the conversation; may be null
   double aligned_cost = 0.25;                      // cost of an aligned token relative to a computed one (RequestCosts)
   double fetch_bytes_per_s = 0;                    // from the chunk store; 0: not measured yet
   bool may_stay_local = true;                      // false: the request needs a prefill worker

@@ -32,6 +32,7 @@ RequestCost RequestCosts::Of(const v1::ReuseOptions& reuse) const {
 
 void RequestCosts::Observe(const v1::ReuseOptions& reuse, const v1::Receipt& receipt, const Worker& worker) {
   const uint32_t prompt = receipt.cached_tokens() + receipt.aligned_tokens() + receipt.computed_tokens();
+  const uint32_t sent = prompt - std::min(prompt, receipt.held_tokens());  // the decode worker has the rest
   std::lock_guard lock(mutex_);
   if (receipt.bytes_fetched() >= kFewBytes && receipt.fetch_seconds() > 0) {
     const double rate = static_cast<double>(receipt.bytes_fetched()) / receipt.fetch_seconds();
@@ -41,8 +42,8 @@ void RequestCosts::Observe(const v1::ReuseOptions& reuse, const v1::Receipt& rec
   const std::string key = KeyOf(reuse);
   if (!by_policy_.contains(key) && by_policy_.size() >= kMaxPolicies) return;
   RequestCost& cost = by_policy_[key];
-  if (worker.kv_bytes_per_token > 0 && prompt >= kFewTokens && receipt.bytes_moved() > 0) {
-    const double dense = static_cast<double>(worker.kv_bytes_per_token) * prompt;
+  if (worker.kv_bytes_per_token > 0 && sent >= kFewTokens && receipt.bytes_moved() > 0) {
+    const double dense = static_cast<double>(worker.kv_bytes_per_token) * sent;
     Learn(std::clamp(static_cast<double>(receipt.bytes_moved()) / dense, 0.0, 1.0), &cost.wire_share);
   }
   if (worker.tokens_per_s > 0 && receipt.aligned_tokens() >= kFewTokens && receipt.prefill_seconds() > 0) {

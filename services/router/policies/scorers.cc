@@ -26,6 +26,16 @@ double KvBytesPerToken(const FleetSnapshot& fleet) {
   return fleet.decode.empty() ? 0 : static_cast<double>(fleet.decode.front().kv_bytes_per_token);
 }
 
+// Tokens that p sends to d.
+double TokensToSend(const PlacementQuery& query, const Candidate& candidate) {
+  const HeldPrompt* const held = query.held;
+  const double prompt = query.prompt_tokens;
+  if (held == nullptr || candidate.link == nullptr || !candidate.link->writer.skips_held() ||
+      held->worker_id != candidate.decode->worker_id || held->epoch != candidate.decode->epoch)
+    return prompt;
+  return std::max(0.0, prompt - held->tokens);
+}
+
 }  // namespace
 
 // For a decode worker, the tracker's prefill_tokens are the prompts of its sequences. Between two polls, reported pages
@@ -79,7 +89,7 @@ double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candida
   const double bandwidth = candidate.link != nullptr && candidate.link->bytes_per_s > 0 ? candidate.link->bytes_per_s
                                                                                         : options_.default_bytes_per_s;
   const double bytes =
-      static_cast<double>(candidate.decode->kv_bytes_per_token) * query.prompt_tokens * query.wire_share;
+      static_cast<double>(candidate.decode->kv_bytes_per_token) * TokensToSend(query, candidate) * query.wire_share;
   return bytes / bandwidth * (1 - options_.transfer_overlap);
 }
 

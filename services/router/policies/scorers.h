@@ -65,7 +65,9 @@ class FetchScorer final : public Scorer {
 // Time that the prompt takes at p, computing and fetching, without any decay.
 double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query, const Candidate& candidate);
 
-// KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill.
+// KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill. Tokens
+// that d keeps from the conversation's last turn are not sent: a turn goes back there unless that costs more than the
+// bytes.
 class WireScorer final : public Scorer {
  public:
   explicit WireScorer(const ScorerOptions& options) : options_(options) {}

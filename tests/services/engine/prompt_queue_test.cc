@@ -85,7 +85,8 @@ class PageBudgetTest : public testing::Test {
         kNamespace, std::make_shared<SegmentSource>(*TwoPages(), 0, Text(2), SourceContext{.isolated = true}), true);
     local_.segments.Insert(kNamespace,
                            std::make_shared<SegmentSource>(*TwoPages(), 0, Text(3), SourceContext{.isolated = true}));
-    local_.sessions.Keep({"talk", kNamespace}, Text(4), "exact", TwoPages(), kNow);
+    local_.sessions.Keep({"talk", kNamespace}, chunk::MakePrefixKeys({}, kNamespace, Text(4)), "exact", TwoPages(),
+                         kNow);
     EXPECT_EQ(pool_.num_free(), 0);
   }
   // Which of these are here: prefix, ordinary segment, session, frozen segment.

@@ -26,10 +26,12 @@ class SessionTableTest : public testing::Test {
     if (exact >= 0) kv->LowerProvenance(chunk::Provenance::kApprox, exact);
     return kv;
   }
-  static std::vector<int32_t> Text(size_t length, int32_t first = 0) {
+  // Keys of the full blocks of the first tokens of one long text, whose token `edited` is another one.
+  static std::vector<chunk::ChunkKey> Text(size_t length, std::optional<size_t> edited = std::nullopt) {
     std::vector<int32_t> tokens(length);
-    std::iota(tokens.begin(), tokens.end(), first);
-    return tokens;
+    std::iota(tokens.begin(), tokens.end(), 0);
+    if (edited.has_value()) tokens[*edited] = -1;
+    return chunk::MakePrefixKeys({}, {}, tokens);
   }
   static Time At(int seconds) { return Time() + std::chrono::seconds(seconds); }
 
@@ -42,19 +44,16 @@ TEST_F(SessionTableTest, WhatTheNextTurnBeginsWith) {
   EXPECT_EQ(table.Find({"a", kMine}, Text(300), "exact", At(0)).kv, nullptr);
   const auto kv = Kv(256);
   table.Keep({"a", kMine}, Text(256), "exact", kv, At(0));
-  const auto pages = [&](const std::vector<int32_t>& tokens, const char* id = "a") {
-    return table.Find({id, kMine}, tokens, "exact", At(1)).num_pages;
+  const auto pages = [&](const std::vector<chunk::ChunkKey>& blocks, const char* id = "a") {
+    return table.Find({id, kMine}, blocks, "exact", At(1)).num_pages;
   };
   EXPECT_EQ(pages(Text(300)), 4);
-  EXPECT_EQ(pages(Text(256)), 3) << "the last token is computed for its logits";
-  EXPECT_EQ(pages(Text(257)), 4);
+  EXPECT_EQ(pages(Text(255)), 3) << "full blocks only";
+  EXPECT_EQ(pages(Text(600)), 4);
   EXPECT_EQ(pages(Text(60)), 0);
   EXPECT_EQ(pages(Text(300), "b"), 0);
-  std::vector<int32_t> edited = Text(300);
-  edited[130] = -1;
-  EXPECT_EQ(pages(edited), 2);
-  edited[0] = -1;
-  EXPECT_EQ(pages(edited), 0);
+  EXPECT_EQ(pages(Text(300, 130)), 2);
+  EXPECT_EQ(pages(Text(300, 0)), 0);
 }
 
 TEST_F(SessionTableTest, ApproximateKvIsForItsOwnMethodOnly) {
@@ -105,6 +104,7 @@ TEST_F(SessionTableTest, WhoKeepsTheMostGivesUpFirst) {
   EXPECT_EQ(table.stats().num_sessions, 1u);
   EXPECT_TRUE(table.EvictOne());
   EXPECT_FALSE(table.EvictOne());
+  EXPECT_EQ(table.stats().num_gave_way, 5u);
   EXPECT_EQ(pool_.num_free(), kPages);
 }
 
@@ -141,6 +141,20 @@ TEST_F(SessionTableTest, LeasesEndAndUseRenewsThem) {
   table.Expire(At(200));
   EXPECT_EQ(table.stats().num_sessions, 0u);
   EXPECT_EQ(pool_.num_free(), kPages);
+}
+
+// Pages that a running turn shares would not be free without the table.
+TEST_F(SessionTableTest, CountsThePagesThatNobodyElseHas) {
+  SessionTable table(100, 60s);
+  table.Keep({"a", kMine}, Text(256), "exact", Kv(256), At(0));
+  table.Keep({"b", kMine}, Text(128), "exact", Kv(128), At(0));
+  EXPECT_EQ(table.NumUnshared(), 2 * (4 + 2));
+  {
+    SequenceKv turn(pool_, kShape);
+    turn.AppendLeading(*table.Find({"a", kMine}, Text(300), "exact", At(1)).kv, 3);
+    EXPECT_EQ(table.NumUnshared(), 2 * (1 + 2));
+  }
+  EXPECT_EQ(table.NumUnshared(), 2 * (4 + 2));
 }
 
 // Memory is flat once the budget is reached.
@@ -266,7 +280,7 @@ TEST_F(SessionTest, PagesGoWhenOthersNeedThem) {
   const auto large = RandomPrompt(random, 900);
   EXPECT_EQ(Ask(large, Turn("b"))->tokens, Expected(large, Greedy(6)));
   EXPECT_EQ(prefill_->session_stats().num_sessions, 1u);
-  EXPECT_EQ(prefill_->session_stats().num_evicted, 1u);
+  EXPECT_EQ(prefill_->session_stats().num_gave_way, 1u);
   const auto again = Ask(first, Turn("a"));
   EXPECT_EQ(again->stats.session_tokens, 0) << "gone: computed anew";
   EXPECT_EQ(again->tokens, Expected(first, Greedy(6)));

@@ -36,6 +36,7 @@ class PlacementTest : public ::testing::Test {
                              .total_tokens = prompt_tokens + 1,
                              .reuse = reuse_,
                              .wire_share = wire_share_,
+                             .held = held_.tokens > 0 ? &held_ : nullptr,
                              .fetch_bytes_per_s = fetch_bytes_per_s_,
                              .structured_output = structured_output_,
                              .full = &full_,
@@ -56,6 +57,7 @@ class PlacementTest : public ::testing::Test {
   std::vector<PredictedReuse> reuse_ = {{}, {}};
   double wire_share_ = 1, fetch_bytes_per_s_ = 0;
   bool structured_output_ = false;
+  HeldPrompt held_;
   LoadTracker::Hold loads_hold_;
   std::set<std::string> full_;
   std::set<std::string> failed_;
@@ -116,6 +118,54 @@ TEST_F(PlacementTest, HeadClassesMakeTheWireCheaper) {
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
   wire_share_ = 0.2;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1");
+}
+
+// A turn goes back to the decode worker that has its history, unless that is busier than the bytes are worth.
+TEST_F(PlacementTest, KeptPromptsAttractUntilTheirWorkerIsBusy) {
+  for (PrefillView& p : fleet_.prefill) {
+    for (auto& [id, link] : p.peers) link.writer.set_skips_held(true);
+  }
+  held_ = {.worker_id = "d1", .epoch = 1, .tokens = 960};
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1");
+  loads_hold_ = loads_->Add("d1", {.sequences = 32});  // 0.16 s of pressure, and 0.019 s of bytes
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
+  for (DecodeView& d : fleet_.decode) d.kv_bytes_per_token = 1'000'000;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1") << "0.19 s of bytes";
+  // A worker that has restarted has nothing, and an older prefill worker sends everything.
+  held_.epoch = 2;
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
+  held_.epoch = 1;
+  for (PrefillView& p : fleet_.prefill) p.peers["d1"].writer.clear_skips_held();
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
+}
+
+TEST(DecodeSessionsTest, ForgetsTheConversationThatWasNotedLongestAgo) {
+  DecodeSessions sessions(2);
+  sessions.Note("a", {"d0", 1, 64});
+  sessions.Note("b", {"d0", 1, 128});
+  sessions.Note("a", {"d1", 1, 192});
+  sessions.Note("c", {"d0", 1, 64});
+  EXPECT_EQ(sessions.size(), 2u);
+  EXPECT_FALSE(sessions.Find("b").has_value());
+  EXPECT_TRUE(sessions.Find("c").has_value());
+  ASSERT_TRUE(sessions.Find("a").has_value());
+  EXPECT_EQ(sessions.Find("a")->worker_id, "d1");
+  EXPECT_EQ(sessions.Find("a")->tokens, 192u);
+  EXPECT_FALSE(sessions.Find("").has_value());
+}
+
+// Tokens that the decode worker held are no sign of what a policy leaves out.
+TEST(RequestCostsTest, HeldTokensAreNoSavingOfThePolicy) {
+  RequestCosts costs;
+  v1::ReuseOptions reuse;
+  reuse.set_policy("exact");
+  v1::Receipt receipt;
+  receipt.set_cached_tokens(3000);
+  receipt.set_computed_tokens(1000);
+  receipt.set_held_tokens(2944);
+  receipt.set_bytes_moved(uint64_t{4000 - 2944} * 100'000);
+  for (int i = 0; i < 100; ++i) costs.Observe(reuse, receipt, {.tokens_per_s = 0, .kv_bytes_per_token = 100'000});
+  EXPECT_NEAR(costs.Of(reuse).wire_share, 1, 1e-6);
 }
 
 // What a hit saves is worth less, the longer the holder's queue is, but never nothing and never less than without a

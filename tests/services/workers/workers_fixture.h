@@ -100,6 +100,7 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     d.landing_bytes = twice * (96 << 20);
     d.service.leases = head_fetches_;
     d.local_prefill = local_prefill_;
+    d.sessions = sessions_;
     auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks, decode_classes), d);
     ASSERT_TRUE(decode.ok()) << decode.status();
     decode_ = std::move(*decode);
@@ -172,10 +173,24 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     request.set_kv_bytes_per_s(kv_bytes_per_s_);
     request.set_kv_write_seconds(kv_write_s_);
     *request.mutable_writer() = connected_.writer();
+    if (!session_.empty()) *request.mutable_conversation() = TurnOf(prompt);
     v1::Ticket ticket;
     grpc::ClientContext context;
     SPLICE_RETURN_IF_ERROR(FromGrpcStatus(decode_stub_->Reserve(&context, request, &ticket)));
     return ticket;
+  }
+
+  // The prompt as a turn of session_.
+  v1::Conversation TurnOf(const std::vector<int32_t>& prompt) const {
+    v1::Conversation turn;
+    turn.set_name(session_);
+    turn.set_owner(std::string(32, owner_));
+    turn.set_namespace_key(std::string(32, 'n'));
+    chunk::Digest namespace_key;
+    namespace_key.fill('n');
+    for (const chunk::ChunkKey& key : chunk::MakePrefixKeys(model_->kv_fingerprint(), namespace_key, prompt))
+      turn.mutable_chunk_keys()->append(key.bytes.begin(), key.bytes.end());
+    return turn;
   }
 
   void Release(const v1::Ticket& ticket, uint64_t generation) {
@@ -195,6 +210,8 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     *request.mutable_sampling() = sampling;
     *request.mutable_ticket() = ticket;
     request.set_namespace_key(std::string(32, 'n'));
+    request.set_session(session_);
+    request.set_session_owner(std::string(32, owner_));
     *request.mutable_reuse() = reuse_;
     request.mutable_segments()->Assign(segments_.begin(), segments_.end());
     return request;
@@ -294,6 +311,9 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   v1::ReuseOptions reuse_;                  // of all requests
   bool reserve_with_tokens_ = false;        // for selectors that choose by the prompt
   std::vector<v1::TokenSegment> segments_;  // of the next requests
+  std::string session_;                     // the conversation of the next requests; empty: none
+  char owner_ = 'o';                        // its caller
+  decode::KeptPromptsOptions sessions_;     // of the decode worker
   v1::ConnectPeerResponse connected_;
   prefill::HeadLeaseOptions head_leases_;
   decode::HeadLeaseOptions head_fetches_;

@@ -24,7 +24,8 @@ class RecordingGenerator final : public TextGenerator {
                       .prompt_tokens = length,
                       .cached_tokens = length / 2,
                       .ttft_s = static_cast<double>(length) * 1e-3,
-                      .receipt = {{"tokens", {{"computed", length - length / 2}}}}};
+                      .receipt = {{"tokens", {{"computed", length - length / 2}, {"held", length / 2}}},
+                                  {"bytes", {{"moved", 1'000'000}}}}};
   }
   absl::StatusOr<std::vector<int32_t>> Tokenize(const std::string&) override { return std::vector<int32_t>{901, 902}; }
   std::string description() const override { return "a recorder"; }
@@ -86,7 +87,10 @@ TEST(ConversationBench, TurnsCarryTheHistoryAndTheSession) {
   EXPECT_EQ(last.prompt_tokens, 22);
   EXPECT_EQ(last.computed_tokens, 11);
   EXPECT_NEAR(last.ttft_s, 0.022, 1e-9);
+  EXPECT_EQ(last.held_tokens, 11);
+  EXPECT_EQ(last.moved_bytes, 1'000'000);
   EXPECT_THAT(ConversationText(*turns), HasSubstr("loopserve/sparcas        3       22       11        11       22.0"));
+  EXPECT_THAT(ConversationText(*turns), HasSubstr("       11      1.00\n"));
   EXPECT_EQ(ConversationJson(*turns, Small())["turns"].size(), 9u);
   EXPECT_THAT(ConversationPage(*turns), HasSubstr("<polyline"));
 }
