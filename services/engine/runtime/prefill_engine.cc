@@ -44,7 +44,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                         harvest_.Offer(source, task.keys, task.namespace_key, task.quantized);
                       }}),
       harvest_(model_, pool_, local_, canonical_, options_),
-      fetcher_(model_, pool_, local_, budget_, options_, [this] { Wake(); }) {}
+      fetcher_(model_, pool_, local_, budget_, meter_, options_, [this] { Wake(); }) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
                                                                      const KvPartitions& pool,
@@ -148,7 +148,8 @@ void PrefillEngine::RunLoop() {
     {
       std::unique_lock lock(mutex_);
       if (queue_.num_running() == 0 && !CanStepCanonical())
-        wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+        wake_.wait_until(lock, std::min(Clock::now() + kIdleWait, fetcher_.next_begin()),
+                         [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }
@@ -169,11 +170,11 @@ void PrefillEngine::RunLoop() {
   CollectInbox();
   for (const auto& job : queue_.TakeAll()) FinishJob(job, Stopping());
   fetcher_.Stop();
-  for (const auto& job : fetcher_.TakeFetched()) FinishJob(job, Stopping());
+  for (const auto& job : fetcher_.TakeReady(Clock::now())) FinishJob(job, Stopping());
 }
 
 void PrefillEngine::CollectInbox() {
-  for (const auto& job : fetcher_.TakeFetched()) {
+  for (const auto& job : fetcher_.TakeReady(Clock::now())) {
     job->Begin();
     queue_.Run(job);
   }
@@ -266,7 +267,7 @@ bool PrefillEngine::CanStepCanonical() const {
 
 bool PrefillEngine::WorkArrived() const {
   std::lock_guard lock(mutex_);
-  return !inbox_.empty() || fetcher_.has_fetched() || stopping_;
+  return !inbox_.empty() || fetcher_.has_progress() || stopping_;
 }
 
 // One slice, or the part of it until a request comes.
@@ -282,6 +283,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   if (job->started != Clock::time_point{})
     job->stats.prefill_s = Seconds(Clock::now() - job->started) - job->run_lookup_s;
   meter_.SetQueued(job->queued, 0);
+  job->EndFetch();
   if (status.ok() && job->request.publish) harvest_.Keep(*job);
   job->run.reset();  // gives its sources back
   job->fetched = {};

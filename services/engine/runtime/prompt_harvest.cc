@@ -53,7 +53,8 @@ void PromptHarvest::Keep(const PrefillJob& job) {
 void PromptHarvest::IndexPrefix(const PrefillJob& job) {
   local_.prefixes.Insert(job.keys, *job.kv);
   const auto exact = std::min(job.keys.size(), static_cast<size_t>(job.kv->exact_tokens() / kernels::kPageTokens));
-  const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
+  const auto cached = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
+  const size_t known = std::max(cached, job.num_stored_chunks());
   if (publishes() && !job.publish && known < exact)
     (void)publisher_->Offer({job.kv,
                              nullptr,

@@ -15,6 +15,9 @@ auto ByTurn(PromptQueue::Time now) {
     if (overdue != PromptQueue::IsOverdue(*b, now)) return overdue;
     if (overdue) return a->submitted < b->submitted;
     if (a->low_priority() != b->low_priority()) return b->low_priority();
+    // What is expected to arrive is computed only if there is nothing else to do.
+    const bool expects = a->ExpectsMore(now);
+    if (expects != b->ExpectsMore(now)) return !expects;
     return a->remaining() < b->remaining();
   };
 }

@@ -12,7 +12,7 @@
 namespace spl::engine {
 
 // Order: first overdue prompts (2 s after Submit, at low priority 10 s), the oldest of them first. Then requests, the
-// one with the fewest remaining tokens first. Then low priority in the same way. Equals keep their order of arrival.
+// one with the fewest remaining tokens first, but those last whose start is still arriving from the store in time. Then low priority in the same way. Equals keep their order of arrival.
 // One thread.
 class PromptQueue {
  public:

@@ -240,6 +240,22 @@ int32_t PromptRun::RowAt(int64_t index) const {
   return layout_.num_tokens;
 }
 
+bool PromptRun::may_skip() const {
+  return !done_ && exact_ && !stage_.whole && !stage_.keep_hidden && !stage_.keys_only_last && stage_.kv_is_final &&
+         stage_.layers.begin == 0 && stage_.layers.end == num_layers_ && stage_.rows.size() == 1 && stage_observers_.empty();
+}
+
+PromptRun::FinalPages PromptRun::Skip(const PositionRange& written) {
+  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.begin % kernels::kPageTokens == 0 &&
+                   written.end % kernels::kPageTokens == 0 && written.end < layout_.num_tokens,
+               "pages that were written elsewhere are skipped");
+  stage_.rows = {{written.end, layout_.num_tokens}};
+  num_rows_ = CountOf(stage_.rows);
+  next_row_ = 0;
+  final_end_ = written.end / kernels::kPageTokens;
+  return {written.begin / kernels::kPageTokens, final_end_};
+}
+
 PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
   const int64_t left = num_rows_ - next_row_;
   int64_t count = stage_.whole ? left : std::min<int64_t>(room, left);
