@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
                           options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
                           options.local_prefill.num_threads = flags.num_threads;
                           options.local_prefill.store_address = flags.store;
+                          options.local_prefill.fetch_by_cost = flags.fetch == "cost";
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.parked_bytes = flags.parked_bytes;
                           options.engine.fidelity.share = flags.fidelity_share;

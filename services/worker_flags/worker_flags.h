@@ -76,6 +76,7 @@ struct WorkerFlags {
   std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
   double session_share = 0.5;                // prefill only
+  std::string fetch = "cost";                // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
   bool quantized_copies = true;              // prefill only
   double session_lease_s = 600;              // prefill only
   int32_t slice_tokens = 512;                // prefill only

@@ -16,7 +16,7 @@ double Seconds(SteadyTime::duration d) { return std::chrono::duration<double>(d)
 
 std::optional<double> LinkMeter::SecondsFor(int64_t bytes) const {
   std::lock_guard lock(mutex_);
-  if (bytes_per_s_ <= 0) return std::nullopt;
+  if (bytes_per_s_ <= 0) return latency_s_;  // at least that, if nothing ever came
   return latency_s_.value_or(0) + static_cast<double>(expected_bytes_ + bytes) / bytes_per_s_;
 }
 
@@ -56,6 +56,7 @@ void LinkMeter::Call::Arrived(int64_t bytes) {
   const SteadyTime now = meter_.clock_.Now();
   std::lock_guard lock(meter_.mutex_);
   meter_.total_bytes_ += bytes;
+  bytes_ += bytes;
   if (++num_chunks_ == 1) {
     first_ = now;
     first_bytes_ = bytes;
@@ -66,15 +67,23 @@ void LinkMeter::Call::Arrived(int64_t bytes) {
   }
 }
 
-void LinkMeter::Call::Ended(bool in_vain) {
+void LinkMeter::Call::Ended(bool early) {
   const SteadyTime now = meter_.clock_.Now();
+  const double took = Seconds(now - start_);
   std::lock_guard lock(meter_.mutex_);
   if (num_chunks_ == 0) {
     // The latency is at least that.
-    if (in_vain) meter_.latency_s_ = std::max(meter_.latency_s_.value_or(0), Seconds(now - start_));
+    if (early) meter_.latency_s_ = std::max(meter_.latency_s_.value_or(0), took);
     return;
   }
-  if (num_chunks_ >= kChunksForRate && now > first_)
+  if (num_chunks_ < kChunksForRate) {
+    // Too little for a rate, but the rate cannot be more than that: a link that has become slow shows no other way,
+    // since nobody waits for five chunks of it.
+    const double rate = static_cast<double>(bytes_) / std::max(took - meter_.latency_s_.value_or(0), 1e-3 * took);
+    if (early && rate < meter_.bytes_per_s_) meter_.NoteRate(rate);
+    return;
+  }
+  if (now > first_)
     meter_.NoteRate(static_cast<double>(meter_.total_bytes_ - total_at_first_) / Seconds(now - first_));
   if (meter_.bytes_per_s_ <= 0) return;
   const double of_bytes = static_cast<double>(first_bytes_) / meter_.bytes_per_s_;

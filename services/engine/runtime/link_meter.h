@@ -22,7 +22,7 @@ class LinkMeter {
 
   explicit LinkMeter(const Clock& clock = Clock::Real()) : clock_(clock), measured_(clock.Now()) {}
 
-  // Time to fetch `bytes` behind what others still expect. Nullopt: the rate was not measured yet.
+  // Time to fetch `bytes` behind what others still expect. Nullopt: nothing was measured yet.
   std::optional<double> SecondsFor(int64_t bytes) const;
   Estimate estimate() const;
   // Whether the last measurement is at least this old. Once per `age`: the caller then measures.
@@ -46,13 +46,14 @@ class LinkMeter {
    public:
     explicit Call(LinkMeter& meter) : meter_(meter), start_(meter.clock_.Now()) {}
     void Arrived(int64_t bytes);
-    // `in_vain`: it waited all of its time.
-    void Ended(bool in_vain);
+    // `early`: its time was over, or what it fetched was not wanted any more.
+    void Ended(bool early);
 
    private:
     LinkMeter& meter_;
     const SteadyTime start_;
     int num_chunks_ = 0;
+    int64_t bytes_ = 0;
     SteadyTime first_{};          // when the first chunk arrived
     int64_t first_bytes_ = 0;     // of that chunk
     int64_t total_at_first_ = 0;  // total_bytes_ of the meter then

@@ -5,22 +5,26 @@ namespace spl::engine {
 absl::StatusOr<size_t> MeteredStore::GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime deadline,
                                                 const std::function<bool(chunk::Chunk&&)>& sink) {
   LinkMeter::Call call(meter_);
+  bool refused = false;
   auto count = store_->GetLeading(keys, deadline, [&](chunk::Chunk&& chunk) {
     call.Arrived(static_cast<int64_t>(chunk.payload.size()));
-    return sink(std::move(chunk));
+    refused = !sink(std::move(chunk));
+    return !refused;
   });
-  call.Ended(std::chrono::steady_clock::now() >= deadline);
+  call.Ended(refused || std::chrono::steady_clock::now() >= deadline);
   return count;
 }
 
 absl::StatusOr<size_t> MeteredStore::FetchLeading(std::span<const chunk::ChunkKey> keys, SteadyTime deadline,
                                                   const PlaceFn& place, const FetchedFn& sink) {
   LinkMeter::Call call(meter_);
+  bool refused = false;
   auto count = store_->FetchLeading(keys, deadline, place, [&](size_t index, const chunk::ChunkHeader& header) {
     call.Arrived(static_cast<int64_t>(header.payload_bytes));
-    return sink(index, header);
+    refused = !sink(index, header);
+    return !refused;
   });
-  call.Ended(std::chrono::steady_clock::now() >= deadline);
+  call.Ended(refused || std::chrono::steady_clock::now() >= deadline);
   return count;
 }
 

@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
                                                     engine->options_);
   PrefillEngine* self = engine.get();
   self->harvest_.Start([self](int64_t first, int32_t count) { return self->meter_.RecomputeSeconds(first, count); },
-                       [self] { self->Wake(); });
+                       [self] { self->Wake(); }, [self](SteadyTime until) { return self->WaitForQuiet(until); });
   self->fetcher_.Start();
   if (options.shared != nullptr)
     options.shared->AttachCache({.make_room = [self](int64_t pages) { return self->budget_.MakeRoom(pages, true); },
@@ -131,12 +131,24 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
   idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
 }
 
+// Also when prompts wait for pages that what is published may hold.
+bool PrefillEngine::WaitForQuiet(SteadyTime until) const {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_until(lock, until, [&] { return num_jobs_ == 0 || short_of_pages_ || stopping_; });
+}
+
+void PrefillEngine::NotePages(bool are_short) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(short_of_pages_, are_short) != are_short) idle_.notify_all();
+}
+
 void PrefillEngine::Stop() {
   {
     std::lock_guard lock(mutex_);
     if (stopping_ && !engine_thread_.joinable()) return;
     stopping_ = true;
     wake_.notify_one();
+    idle_.notify_all();
   }
   if (options_.shared != nullptr) options_.shared->DetachCache();
   if (engine_thread_.joinable()) engine_thread_.join();
@@ -192,14 +204,17 @@ void PrefillEngine::DropDead() {
 
 void PrefillEngine::AdmitWaiting() {
   const auto now = Clock::now();
+  bool are_short = false;
   while (queue_.num_running() + fetcher_.num_fetching() < options_.max_concurrent) {
     const std::shared_ptr<Job> job = queue_.NextWaiting(now);
     if (job == nullptr) break;
     if (!Admit(job)) {
       canonical_.DropQueued();  // pages are short: nothing is computed that nobody has asked for
+      are_short = true;
       break;
     }
   }
+  NotePages(are_short);
 }
 
 // Finds cached chunks and reserves pages for the rest. False when pages are short: the job keeps waiting.

@@ -47,13 +47,14 @@ bool PromptFetcher::Take(const std::shared_ptr<PrefillJob>& job, size_t num_here
   fetch->wanted = WantedSegments(*job);
   const size_t num_chunks = job->reusable_keys().size() - fetch->first_chunk;
   if (num_chunks == 0 && fetch->wanted.empty()) return false;
-  // A worker that may compute only so much of a prompt needs what the store has.
-  fetch->by_cost = options_.fetch_by_cost && job->request.max_computed_tokens == 0;
+  const auto length = static_cast<int32_t>(job->request.tokens.size());
+  // A worker that may not compute all of the prompt needs what the store has.
+  const int64_t limit = job->request.max_computed_tokens;
+  fetch->by_cost = options_.fetch_by_cost && (limit == 0 || length - job->cached() <= limit);
   if (fetch->by_cost) {
     const PrefillLoad load = meter_.load(0);
     fetch->queue_s = static_cast<double>(load.queued_tokens - job->queued) / std::max(load.tokens_per_s, 1.0);
     const bool copies = job->policy->reuses_segments() && (!job->request.segments.empty() || job->request.reuse_auto);
-    const auto length = static_cast<int32_t>(job->request.tokens.size());
     fetch->overlaps = !copies && job->policy->is_exact({length, static_cast<int32_t>(job->cached()), {}, {}});
     const FetchTimes times = TimesOf(*job, *fetch, num_chunks);
     fetch->Hold(Clock::now(), HoldFor(*fetch, times, false),
@@ -162,6 +163,9 @@ void PromptFetcher::ReadByCost(const PrefillJob& job, PromptFetch& fetch, Steady
   Read(job, fetch, num_chunks, deadline);
   fetch.End(Clock::now(), false);
   Progress();
+  // The prompt was computed before enough had come to know the rate.
+  if (link_.estimate().bytes_per_s <= 0)
+    MeasureLink(num_chunks > 0 ? keys.first(num_chunks) : fetch.wanted[0].keys, Clock::now() + options_.store_timeout);
 }
 
 void PromptFetcher::Read(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline) {

@@ -33,8 +33,10 @@ RequestCost RequestCosts::Of(const v1::ReuseOptions& reuse) const {
 void RequestCosts::Observe(const v1::ReuseOptions& reuse, const v1::Receipt& receipt, const Worker& worker) {
   const uint32_t prompt = receipt.cached_tokens() + receipt.aligned_tokens() + receipt.computed_tokens();
   std::lock_guard lock(mutex_);
-  if (receipt.bytes_fetched() >= kFewBytes && receipt.fetch_seconds() > 0) {
-    const double rate = static_cast<double>(receipt.bytes_fetched()) / receipt.fetch_seconds();
+  // A prompt may be computed while it fetches: only the store's own time says how fast it is.
+  const double seconds = receipt.has_store() ? receipt.store().seconds() : receipt.fetch_seconds();
+  if (receipt.bytes_fetched() >= kFewBytes && seconds > 0) {
+    const double rate = static_cast<double>(receipt.bytes_fetched()) / seconds;
     if (fetch_bytes_per_s_ == 0) fetch_bytes_per_s_ = rate;
     Learn(rate, &fetch_bytes_per_s_);
   }
