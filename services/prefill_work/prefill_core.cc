@@ -86,7 +86,7 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
   }
   if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
   if (stats.store_use != engine::StoreUse::kNone) {
-    receipt.mutable_store()->set_use(engine::NameOf(stats.store_use));
+    receipt.mutable_store()->set_use(std::string(engine::NameOf(stats.store_use)));
     receipt.mutable_store()->set_skipped_tokens(static_cast<uint32_t>(stats.skipped_tokens));
     receipt.mutable_store()->set_seconds(stats.store_s);
   }
@@ -196,6 +196,9 @@ PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWo
       stage_prefill_(StageHistogram(metrics, "prefill")) {}
 
 void PrefillCore::UpdateGauges() {
+  const engine::LinkMeter::Estimate link = engine_.store_link();
+  store_rate_.Set(link.bytes_per_s);
+  store_latency_.Set(link.latency_s);
   const TicketGuard::Stats tickets = tickets_.stats();
   tickets_revoked_.Set(static_cast<double>(tickets.num_revoked));
   RaiseTo(late_runs_, tickets.num_refused);
@@ -375,9 +378,6 @@ void PrefillCore::Count(const engine::PrefillStats& stats) {
   if (stats.store_use == engine::StoreUse::kSlower) skipped_slower_.Increment(skipped);
   if (stats.store_use == engine::StoreUse::kLate) skipped_late_.Increment(skipped);
   if (stats.store_use == engine::StoreUse::kShared) skipped_shared_.Increment(skipped);
-  const engine::LinkMeter::Estimate link = engine_.store_link();
-  store_rate_.Set(link.bytes_per_s);
-  store_latency_.Set(link.latency_s);
   if (stats.lines.heads > 0) {
     line_prompts_.Increment();
     line_heads_.Increment(static_cast<double>(stats.lines.heads - stats.lines.dense_heads));

@@ -25,7 +25,7 @@ struct ChunkRun {
   std::vector<chunk::ChunkKey> keys;
   chunk::Digest namespace_key{};
   size_t first_chunk = 0;
-  bool quantized = false;  // only for a segment: quantized copies, too
+  bool quantized = false;                           // only for a segment: quantized copies, too
   std::chrono::steady_clock::time_point offered{};  // set by Offer
 };
 
@@ -57,8 +57,8 @@ struct ChunkPublisherOptions {
   // low priority. Null: at once. Any thread.
   std::function<bool(std::chrono::steady_clock::time_point)> wait_for_idle;
   std::chrono::milliseconds max_delay{10'000};
-  size_t max_orders = 16;                          // orders that may wait
-  size_t order_threads = 2;                        // orders in parallel: one is packed while another one is put
+  size_t max_orders = 16;    // orders that may wait
+  size_t order_threads = 2;  // orders in parallel: one is packed while another one is put
   // Time to compute `count` tokens from position `first` on again: the store keeps expensive chunks longer. Any thread.
   // Null: the store is not told.
   std::function<double(int64_t first, int32_t count)> recompute_seconds;

@@ -7,7 +7,7 @@
 
 namespace spl::engine {
 
-// What became of KV that the chunk store has, for one prompt.
+// Use that a prompt made of KV that the chunk store has.
 enum class StoreUse : uint8_t {
   kNone,     // the store was not asked, or had nothing more than the worker
   kFetched,  // all of it was fetched
@@ -19,9 +19,9 @@ std::string_view NameOf(StoreUse use);
 
 // A prompt's alternatives, in seconds.
 struct FetchTimes {
-  double compute_s = 0;            // computing what could be fetched
-  double queue_s = 0;              // until the engine has done what is in front of the prompt: a fetch overlaps it
-  std::optional<double> fetch_s;   // as far as it is known
+  double compute_s = 0;           // computing what could be fetched
+  double queue_s = 0;             // until the engine has done what is in front of the prompt: a fetch overlaps it
+  std::optional<double> fetch_s;  // as far as it is known
 };
 
 // The longest that a prompt is held back for a store, as a share of computing what it waits for: with the answer about

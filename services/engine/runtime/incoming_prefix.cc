@@ -52,8 +52,7 @@ bool IncomingPrefix::Land(size_t index, const chunk::ChunkHeader& header) {
   const auto staged = staged_.find(index);
   SPLICE_CHECK(staged != staged_.end(), "a chunk lands where it was placed");
   const int32_t chunk = ChunkAt(index);
-  const bool lands =
-      WantsLocked(chunk) && kv_->pool().WritePages(kv_->PagesOfChunk(chunk), staged->second.data()).ok();
+  const bool lands = WantsLocked(chunk) && kv_->pool().WritePages(kv_->PagesOfChunk(chunk), staged->second.data()).ok();
   spare_.push_back(std::move(staged->second));
   staged_.erase(staged);
   if (!lands) return false;

@@ -35,7 +35,8 @@ class IncomingPrefix {
   void Expect(int32_t num_chunks, Order order);
   // Keys in the order in which they must be fetched. `keys`: those of chunks [first, end).
   std::vector<chunk::ChunkKey> InOrder(std::span<const chunk::ChunkKey> keys) const;
-  // A place for the index-th chunk of that order; none: nobody wants it any more, or it is of another model or position.
+  // A place for the index-th chunk of that order; none: nobody wants it any more, or it is of another model or
+  // position.
   chunk::Pieces PlaceFor(size_t index, const chunk::ChunkHeader& header);
   // Copies it into the pages. False: nobody wants it any more.
   bool Land(size_t index, const chunk::ChunkHeader& header);
@@ -43,7 +44,8 @@ class IncomingPrefix {
   // --- the thread that computes ---
   // Takes positions [from, from + rows) to compute them, or as many of them as have not landed, and returns their end.
   int64_t Take(int64_t from, int64_t rows);
-  // What has landed, in whole chunks. Nothing lands afterwards, and the pages are let go. Idempotent.
+  // Returns the positions that have landed, in whole chunks. Nothing lands afterwards, and the pages are let go.
+  // Idempotent.
   PositionRange Close();
 
   int64_t num_bytes() const;
@@ -54,11 +56,11 @@ class IncomingPrefix {
   bool WantsLocked(int32_t chunk) const { return kv_ != nullptr && chunk >= front_ && chunk < end_; }
 
   const Model& model_;
-  mutable std::mutex mutex_;  // guards all below, and the copying into pages
+  mutable std::mutex mutex_;        // guards all below, and the copying into pages
   std::shared_ptr<SequenceKv> kv_;  // null: closed
   const int32_t first_;
   int32_t end_;
-  int32_t front_;                          // chunks before it are computed
+  int32_t front_;  // chunks before it are computed
   int32_t landed_begin_ = 0, landed_end_ = 0;
   Order order_ = Order::kForwards;
   int64_t num_bytes_ = 0;

@@ -67,24 +67,24 @@ void LinkMeter::Call::Arrived(int64_t bytes) {
   }
 }
 
-void LinkMeter::Call::Ended(bool early) {
+void LinkMeter::Call::Ended(End how) {
   const SteadyTime now = meter_.clock_.Now();
   const double took = Seconds(now - start_);
   std::lock_guard lock(meter_.mutex_);
   if (num_chunks_ == 0) {
     // The latency is at least that.
-    if (early) meter_.latency_s_ = std::max(meter_.latency_s_.value_or(0), took);
+    if (how == End::kTimeOver) meter_.latency_s_ = std::max(meter_.latency_s_.value_or(0), took);
     return;
   }
   if (num_chunks_ < kChunksForRate) {
     // Too little for a rate, but the rate cannot be more than that: a link that has become slow shows no other way,
     // since nobody waits for five chunks of it.
     const double rate = static_cast<double>(bytes_) / std::max(took - meter_.latency_s_.value_or(0), 1e-3 * took);
-    if (early && rate < meter_.bytes_per_s_) meter_.NoteRate(rate);
+    const bool unknown = meter_.bytes_per_s_ <= 0;
+    if (unknown ? how == End::kTimeOver : how != End::kComplete && rate < meter_.bytes_per_s_) meter_.NoteRate(rate);
     return;
   }
-  if (now > first_)
-    meter_.NoteRate(static_cast<double>(meter_.total_bytes_ - total_at_first_) / Seconds(now - first_));
+  if (now > first_) meter_.NoteRate(static_cast<double>(meter_.total_bytes_ - total_at_first_) / Seconds(now - first_));
   if (meter_.bytes_per_s_ <= 0) return;
   const double of_bytes = static_cast<double>(first_bytes_) / meter_.bytes_per_s_;
   meter_.NoteLatency(std::max(0.0, Seconds(first_ - start_) - of_bytes));

@@ -46,8 +46,8 @@ class LinkMeter {
    public:
     explicit Call(LinkMeter& meter) : meter_(meter), start_(meter.clock_.Now()) {}
     void Arrived(int64_t bytes);
-    // `early`: its time was over, or what it fetched was not wanted any more.
-    void Ended(bool early);
+    enum class End : uint8_t { kComplete, kUnwanted, kTimeOver };
+    void Ended(End how);
 
    private:
     LinkMeter& meter_;
@@ -55,7 +55,7 @@ class LinkMeter {
     int num_chunks_ = 0;
     int64_t bytes_ = 0;
     SteadyTime first_{};          // when the first chunk arrived
-    int64_t first_bytes_ = 0;     // of that chunk
+    int64_t first_bytes_ = 0;     // the first chunk's
     int64_t total_at_first_ = 0;  // total_bytes_ of the meter then
   };
 

@@ -1,6 +1,14 @@
 #include "services/engine/runtime/metered_store.h"
 
 namespace spl::engine {
+namespace {
+
+LinkMeter::Call::End EndOf(bool refused, SteadyTime deadline) {
+  if (std::chrono::steady_clock::now() >= deadline) return LinkMeter::Call::End::kTimeOver;
+  return refused ? LinkMeter::Call::End::kUnwanted : LinkMeter::Call::End::kComplete;
+}
+
+}  // namespace
 
 absl::StatusOr<size_t> MeteredStore::GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime deadline,
                                                 const std::function<bool(chunk::Chunk&&)>& sink) {
@@ -11,7 +19,7 @@ absl::StatusOr<size_t> MeteredStore::GetLeading(std::span<const chunk::ChunkKey>
     refused = !sink(std::move(chunk));
     return !refused;
   });
-  call.Ended(refused || std::chrono::steady_clock::now() >= deadline);
+  call.Ended(EndOf(refused, deadline));
   return count;
 }
 
@@ -24,7 +32,7 @@ absl::StatusOr<size_t> MeteredStore::FetchLeading(std::span<const chunk::ChunkKe
     refused = !sink(index, header);
     return !refused;
   });
-  call.Ended(refused || std::chrono::steady_clock::now() >= deadline);
+  call.Ended(EndOf(refused, deadline));
   return count;
 }
 

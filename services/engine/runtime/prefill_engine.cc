@@ -312,6 +312,8 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (job->kv) budget_.HandOut(job->kv);
   job->request.on_done(status, job->TakeOutcome(status.ok()));
+  job->request.on_done = nullptr;  // a thread that still fetches for it must not keep alive what its caller holds
+  job->request.on_layer = nullptr;
   CountFinished();
 }
 

@@ -101,7 +101,7 @@ class PrefillEngine {
   mutable std::condition_variable idle_;
   bool woken_ = false;
   bool stopping_ = false;
-  bool short_of_pages_ = false;  // a prompt waits for pages
+  bool short_of_pages_ = false;              // a prompt waits for pages
   std::vector<std::shared_ptr<Job>> inbox_;  // submitted, not yet seen by the engine thread
   size_t num_jobs_ = 0;                      // not finished
   size_t num_publishes_ = 0;                 // Publish calls whose callers are waiting

@@ -35,7 +35,7 @@ struct PrefillJob {
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // for request.segments, if the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
   std::shared_ptr<PromptFetch> fetch;  // null: the store is not asked; shared with a thread that fetches
-  FetchedSegments fetched;  // what came in time; indices are those of request.segments
+  FetchedSegments fetched;             // what came in time; indices are those of request.segments
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;

@@ -32,8 +32,8 @@ struct PrefillStats {
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
   StoreUse store_use = StoreUse::kNone;
-  int64_t skipped_tokens = 0;  // computed although the store has them: store_use says why
-  double store_s = 0;          // the store's time for fetched_bytes; the prompt may have been computed meanwhile
+  int64_t skipped_tokens = 0;      // computed although the store has them: store_use says why
+  double store_s = 0;              // the store's time for fetched_bytes; the prompt may have been computed meanwhile
   int64_t restored_heads = 0;      // local heads that got full visibility back
   double ffn_share = 1;            // share of rows times layers that ran through feed-forward
   double kept_share = 1;           // share of aligned tokens times layers that the policy keeps

@@ -1,4 +1,4 @@
-// What one prompt fetches from the chunk store, and how long it waits for that.
+// A prompt's fetch from the chunk store, and how long the prompt waits for it.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ class PromptFetch {
   std::vector<WantedSegment> wanted;
   // Whether the prompt may be computed from its start on while its chunks arrive: every row runs through all layers.
   bool overlaps = false;
-  bool by_cost = false;  // false: it waits for everything that the store has
-  double queue_s = 0;    // FetchTimes
+  bool by_cost = false;       // false: it waits for everything that the store has
+  double queue_s = 0;         // FetchTimes
   bool looked_again = false;  // the engine thread's: a prompt whose time was over got more once
 
   // --- the engine thread ---
@@ -38,7 +38,7 @@ class PromptFetch {
   bool over() const;  // nothing more is coming
   // Seconds until everything should be there; 0: nothing is coming, or it is late.
   double SecondsLeft(SteadyTime now) const;
-  // What has come of the segments. Later ones are dropped.
+  // Returns the segments that have come. Later ones are dropped.
   FetchedSegments TakeSegments();
   // Ends everything that is still coming, and returns what has landed of the prefix.
   PositionRange Close();
@@ -56,12 +56,12 @@ class PromptFetch {
   void End(SteadyTime now, bool slower);
 
   struct Report {
-    SteadyTime begun{};          // epoch: no thread was free for it
+    SteadyTime begun{};             // epoch: no thread was free for it
     std::optional<double> seconds;  // from begun until it ended
-    size_t found_chunks = 0;   // of the prefix; 0 if the store was not asked
-    int64_t found_tokens = 0;  // of the prefix and the segments
+    size_t found_chunks = 0;        // prefix; 0 if the store was not asked
+    int64_t found_tokens = 0;       // prefix and segments
     int64_t segment_bytes = 0;
-    int64_t segment_tokens = 0;  // of the segments that came in time
+    int64_t segment_tokens = 0;  // segments that came in time
     bool slower = false;
   };
   Report report() const;

@@ -156,8 +156,8 @@ void PromptFetcher::ReadByCost(const PrefillJob& job, PromptFetch& fetch, Steady
     return;
   }
   const LinkMeter::Expected expected(link_, BytesOf(job, fetch, num_chunks));
-  fetch.prefix.Expect(static_cast<int32_t>(num_chunks), fetch.overlaps ? IncomingPrefix::Order::kBackwards
-                                                                       : IncomingPrefix::Order::kForwards);
+  fetch.prefix.Expect(static_cast<int32_t>(num_chunks),
+                      fetch.overlaps ? IncomingPrefix::Order::kBackwards : IncomingPrefix::Order::kForwards);
   fetch.Hold(Clock::now(), HoldFor(fetch, times, true), times.fetch_s);
   Progress();
   Read(job, fetch, num_chunks, deadline);
@@ -187,7 +187,7 @@ void PromptFetcher::LookAround(const PrefillJob& job, PromptFetch& fetch, size_t
   for (const WantedSegment& wanted : fetch.wanted) {
     const size_t leading = store_->CountLeading(wanted.keys, deadline).value_or(0);
     fetch.FoundSegment(std::min<int64_t>(static_cast<int64_t>(leading) * chunk::kChunkTokens,
-                                  static_cast<int64_t>(wanted.text.size())));
+                                         static_cast<int64_t>(wanted.text.size())));
   }
   if (!link_.TakeProbe(kProbeAge)) return;
   MeasureLink(num_chunks > 0 ? job.reusable_keys().subspan(fetch.first_chunk, num_chunks) : fetch.wanted[0].keys,

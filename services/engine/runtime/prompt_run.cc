@@ -241,14 +241,13 @@ int32_t PromptRun::RowAt(int64_t index) const {
 }
 
 bool PromptRun::may_skip() const {
-  return !done_ && exact_ && !stage_.whole && !stage_.keep_hidden && !stage_.keys_only_last && stage_.kv_is_final &&
-         stage_.layers.begin == 0 && stage_.layers.end == num_layers_ && stage_.rows.size() == 1 && stage_observers_.empty();
+  return !done_ && exact_ && layers() == PassLayers{{0, num_layers_}} && stage_.kv_is_final &&
+         stage_.rows.size() == 1 && stage_observers_.empty();
 }
 
 PromptRun::FinalPages PromptRun::Skip(const PositionRange& written) {
-  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.begin % kernels::kPageTokens == 0 &&
-                   written.end % kernels::kPageTokens == 0 && written.end < layout_.num_tokens,
-               "pages that were written elsewhere are skipped");
+  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.end < layout_.num_tokens,
+               "nothing is left out");
   stage_.rows = {{written.end, layout_.num_tokens}};
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;

@@ -32,7 +32,7 @@ struct WantedSegment {
 
 struct FetchedSegments {
   int64_t num_bytes = 0;
-  int64_t num_tokens = 0;  // of the segments that came
+  int64_t num_tokens = 0;  // segments that came
   // By WantedSegment::index: sources with the KV that the policy reads, perhaps nothing else (SegmentSource::is_whole),
   // for this prompt only. Segments that are not listed are in the index now, or could not be fetched.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
@@ -59,7 +59,7 @@ class SegmentFetcher {
   void Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy,
              std::chrono::steady_clock::time_point deadline, const std::function<bool()>& stop,
              const std::function<void(FetchedSegments&&)>& deliver) const;
-  // What fetching it moves, if the store has the form that the policy prefers.
+  // Bytes that fetching it moves, if the store has the form that the policy prefers.
   int64_t ExpectedBytes(const WantedSegment& wanted, const RecoveryPolicy& policy) const;
 
  private:

@@ -20,14 +20,14 @@ nanoseconds Nanos(double seconds) { return duration_cast<nanoseconds>(duration<d
 
 // A call that gets chunks over a link as the model of LinkMeter has it.
 void Fetch(LinkMeter& meter, FakeClock& clock, int chunks, int64_t bytes, double latency_s, double bytes_per_s,
-           bool early = false) {
+           LinkMeter::Call::End end = LinkMeter::Call::End::kComplete) {
   LinkMeter::Call call(meter);
   clock.Advance(Nanos(latency_s));
   for (int i = 0; i < chunks; ++i) {
     clock.Advance(Nanos(static_cast<double>(bytes) / bytes_per_s));
     call.Arrived(bytes);
   }
-  call.Ended(early);
+  call.Ended(end);
 }
 
 TEST(LinkMeterTest, TellsLatencyFromRate) {
@@ -58,19 +58,28 @@ TEST(LinkMeterTest, LearnsFromFetchesThatWereGivenUp) {
   FakeClock clock;
   LinkMeter meter(clock);
   Fetch(meter, clock, 10, 1'000'000, 0, 1000e6);
-  for (int i = 0; i < 8; ++i) Fetch(meter, clock, 1, 1'000'000, 0, 5e6, true);
+  for (int i = 0; i < 8; ++i) Fetch(meter, clock, 1, 1'000'000, 0, 5e6, LinkMeter::Call::End::kUnwanted);
   EXPECT_LT(meter.estimate().bytes_per_s, 12e6);
   // A few chunks that came in time say nothing: they may have been in a buffer.
   Fetch(meter, clock, 3, 1'000'000, 0, 1000e6);
   EXPECT_LT(meter.estimate().bytes_per_s, 12e6);
 }
 
+TEST(LinkMeterTest, FewChunksInAllOfTheTimeAreARate) {
+  FakeClock clock;
+  LinkMeter meter(clock);
+  Fetch(meter, clock, 2, 1'000'000, 0, 1e6, LinkMeter::Call::End::kUnwanted);
+  EXPECT_FALSE(meter.SecondsFor(1).has_value());  // perhaps it was the latency
+  Fetch(meter, clock, 2, 1'000'000, 0, 1e6, LinkMeter::Call::End::kTimeOver);
+  EXPECT_NEAR(meter.estimate().bytes_per_s, 1e6, 1);
+}
+
 TEST(LinkMeterTest, AStoreThatNeverAnswersIsSlow) {
   FakeClock clock;
   LinkMeter meter(clock);
-  Fetch(meter, clock, 0, 0, 2, 1, true);
+  Fetch(meter, clock, 0, 0, 2, 1, LinkMeter::Call::End::kTimeOver);
   EXPECT_GE(*meter.SecondsFor(1), 2);
-  Fetch(meter, clock, 0, 0, 0.001, 1, false);  // it has nothing, and says so
+  Fetch(meter, clock, 0, 0, 0.001, 1);  // it has nothing, and says so
   EXPECT_GE(*meter.SecondsFor(1), 2);
 }
 
@@ -83,8 +92,8 @@ TEST(LinkMeterTest, CallsSideBySideShareTheLink) {
     a.Arrived(1'000'000);
     b.Arrived(1'000'000);
   }
-  a.Ended(false);
-  b.Ended(false);
+  a.Ended(LinkMeter::Call::End::kComplete);
+  b.Ended(LinkMeter::Call::End::kComplete);
   EXPECT_NEAR(meter.estimate().bytes_per_s, 200e6, 15e6);
 }
 
@@ -102,15 +111,15 @@ TEST(LinkMeterTest, IsMeasuredAgainOncePerAge) {
 // the link may be wrong.
 struct Case {
   int num_chunks;
-  double chunk_s;             // computing one
-  double latency_s, fetch_s;  // of the link: the answer, or the first chunk; each chunk
+  double chunk_s;                    // computing one
+  double latency_s, fetch_s;         // of the link: the answer, or the first chunk; each chunk
   std::optional<double> believed_s;  // fetching all of it, as far as the engine knows
   double believed_latency_s;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.num_chunks << " chunks, compute " << c.chunk_s << ", latency " << c.latency_s << ", fetch " << c.fetch_s
-             << ", believed " << c.believed_s.value_or(-1) << " and " << c.believed_latency_s;
+  return out << c.num_chunks << " chunks, compute " << c.chunk_s << ", latency " << c.latency_s << ", fetch "
+             << c.fetch_s << ", believed " << c.believed_s.value_or(-1) << " and " << c.believed_latency_s;
 }
 
 // Time to compute or fetch all of it, as PromptFetcher and PrefillPasses do: passes of `slice` chunks from the front,
@@ -151,7 +160,7 @@ TEST(FetchCostTest, NoPromptIsSlowerThanComputingByMoreThanTwoPercent) {
     switch (random() % 3) {
       case 0:
         break;  // nothing is known
-      case 1:  // the truth
+      case 1:   // the truth
         c.believed_latency_s = c.latency_s;
         c.believed_s = c.latency_s + c.num_chunks * c.fetch_s;
         break;
@@ -165,7 +174,12 @@ TEST(FetchCostTest, NoPromptIsSlowerThanComputingByMoreThanTwoPercent) {
 
 // It must not be won by never fetching.
 TEST(FetchCostTest, AFastLinkIsUsed) {
-  Case c{.num_chunks = 100, .chunk_s = 0.01, .latency_s = 1e-4, .fetch_s = 1e-3, .believed_s = {}, .believed_latency_s = 0};
+  Case c{.num_chunks = 100,
+         .chunk_s = 0.01,
+         .latency_s = 1e-4,
+         .fetch_s = 1e-3,
+         .believed_s = {},
+         .believed_latency_s = 0};
   EXPECT_LT(TimeOverlapped(c, 8), 0.2 + 0.08);  // unknown: a slice is computed before
   c.believed_s = 0.1;
   EXPECT_LT(TimeOverlapped(c, 8), 0.13);

@@ -42,6 +42,35 @@ class FetchOrComputeTest : public EnginesTest {
   std::mt19937 random_{23};
 };
 
+// Every chunk is written by the fetch or by the prompt, never by both, also when its bytes are under way.
+TEST_F(FetchOrComputeTest, AChunkThatIsTakenNoLongerLands) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  auto kv = std::make_shared<SequenceKv>(*decode_pool_, KvShapeOf(model_->config()));
+  ASSERT_TRUE(kv->Reserve(500).ok());
+  IncomingPrefix prefix(*model_, kv, 0);
+  prefix.Expect(7, IncomingPrefix::Order::kBackwards);
+  const auto chunk = [&](size_t index) { return *store_->Find(KeyOf(prompt, 6 - index)); };
+  const auto place = [&](size_t index) {
+    const chunk::Pieces pieces = prefix.PlaceFor(index, chunk(index).header);
+    if (!pieces.empty()) chunk::CopyToPieces(chunk(index).payload, pieces);
+    return !pieces.empty();
+  };
+  for (size_t index : {0, 1, 2}) ASSERT_TRUE(place(index));
+  EXPECT_TRUE(prefix.Land(0, chunk(0).header));
+  EXPECT_EQ(prefix.Take(0, 4 * 64 + 10), 4 * 64 + 10);  // a part of chunk 4: all of it is the prompt's
+  EXPECT_TRUE(prefix.Land(1, chunk(1).header));
+  EXPECT_FALSE(prefix.Land(2, chunk(2).header));
+  EXPECT_FALSE(place(3));
+  EXPECT_EQ(prefix.Take(4 * 64 + 10, 512), 5 * 64);  // up to what has landed
+  EXPECT_EQ(prefix.Take(5 * 64, 512), 5 * 64);
+  EXPECT_EQ(prefix.Close(), (PositionRange{5 * 64, 7 * 64}));
+  EXPECT_EQ(kv.use_count(), 1);  // a fetch that goes on holds no pages
+  std::vector<std::byte> landed(chunk(1).payload.size());
+  ASSERT_TRUE(decode_pool_->ReadPages(kv->PagesOfChunk(5), landed.data()).ok());
+  EXPECT_EQ(landed, chunk(1).payload);
+}
+
 TEST_F(FetchOrComputeTest, AStoreThatIsStuckHoldsNobodyBack) {
   const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
   StartWithStored({&prompt, 1});
@@ -94,7 +123,8 @@ TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedWhereTheTwoMeet) {
                         [&](PrefillRequest& request) {
                           request.on_layer = [&](const LayerReady& ready) {
                             std::lock_guard lock(mutex);
-                            for (int32_t i = 0; i < ready.num_pages; ++i) ++announced[{ready.layer, ready.first_page + i}];
+                            for (int32_t i = 0; i < ready.num_pages; ++i)
+                              ++announced[{ready.layer, ready.first_page + i}];
                             if (ready.layer == 0 && ready.fence == nullptr) written.push_back(ready.first_page);
                           };
                         });
@@ -149,7 +179,8 @@ TEST_F(FetchOrComputeTest, WhatIsKnownToBeSlowIsNotFetched) {
 // Copies of segments are needed before the prompt begins: it waits for them, but not for long.
 TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   const chunk::Digest docs{7};
-  const auto document = RandomPrompt(random_, 256), intro = RandomPrompt(random_, 64), question = RandomPrompt(random_, 9);
+  const auto document = RandomPrompt(random_, 256), intro = RandomPrompt(random_, 64),
+             question = RandomPrompt(random_, 9);
   auto stored = Concatenate({document, question});
   options_.store = store_;
   options_.canonical_prefill = false;
