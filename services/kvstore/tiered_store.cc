@@ -143,11 +143,6 @@ absl::StatusOr<StoredChunkRef> TieredStore::Get(const chunk::ChunkKey& key, bool
   return chunk;
 }
 
-bool TieredStore::IsOnlyOnDisk(const chunk::ChunkKey& key) {
-  return disk_ != nullptr && FindLive(key) != nullptr && memory_tier_->Find(key, false) == nullptr &&
-         writes_->Find(key) == nullptr;
-}
-
 bool TieredStore::DropIfDamaged(const chunk::ChunkKey& key) {
   const StoredChunkRef chunk = memory_tier_->Find(key, false);
   return chunk != nullptr && DropIfDamaged(chunk);

@@ -6,6 +6,14 @@
 
 namespace spl::engine {
 
+namespace {
+
+// A fetch that takes a smaller share of the computing time is left alone: to compute beside it would save a fifth of
+// its time at most, and competes with it for the host's cores.
+constexpr double kAloneShare = 0.25;
+
+}  // namespace
+
 std::string_view NameOf(StoreUse use) {
   switch (use) {
     case StoreUse::kNone:
@@ -32,8 +40,12 @@ double HoldForAnswer(const FetchTimes& times, double latency_s) {
 }
 
 double HoldForBytes(const FetchTimes& times) {
-  const double most = kHeldShare * times.compute_s;
-  return times.fetch_s.has_value() && *times.fetch_s <= most ? most : 0;
+  return times.fetch_s.has_value() && *times.fetch_s <= kAloneShare * times.compute_s ? kHeldShare * times.compute_s
+                                                                                      : 0;
+}
+
+bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s) {
+  return waited_s - saved_s <= kHeldShare * times.compute_s;
 }
 
 double HoldForCopies(const FetchTimes& times) {

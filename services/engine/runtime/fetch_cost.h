@@ -35,9 +35,11 @@ inline constexpr double kPatience = 2;
 bool IsWorthFetching(const FetchTimes& times);
 // Longest time to wait for the store's answer about what it has. 0: it is known not to answer so fast.
 double HoldForAnswer(const FetchTimes& times, double latency_s);
-// The same for the bytes, for a prompt that computes meanwhile from its start on: 0 unless all of them arrive almost at
-// once.
+// The same for the bytes, and for each further wait while they are on schedule (IsOnSchedule). 0: the prompt computes
+// from its start on while they arrive.
 double HoldForBytes(const FetchTimes& times);
+// Whether a prompt that has waited so long loses nothing by waiting on: what has arrived saves it that much computing.
+bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s);
 // The same for copies of segments, which the prompt needs before it begins: never longer than computing takes.
 double HoldForCopies(const FetchTimes& times);
 // Rows that a prompt computes while it expects more to arrive within `seconds`: a larger pass would end after that.

@@ -85,16 +85,28 @@ PromptFetcher::Jobs PromptFetcher::TakeReady(SteadyTime now) {
   return ready;
 }
 
-// A prompt that waits for copies over a link that nobody had measured: by now enough has arrived to know its rate.
+// A prompt whose time is over waits on if that costs nothing. Copies over a link that nobody had measured: once, by
+// what has arrived by now. Chunks of its start: as long as what has arrived would have taken as long to compute as the
+// prompt has waited, so that a link which then gets stuck has cost no more than the last wait.
 bool PromptFetcher::ReExamine(const PrefillJob& job, SteadyTime now) const {
   PromptFetch& fetch = *job.fetch;
-  if (fetch.overlaps || !fetch.by_cost || fetch.looked_again || fetch.over()) return false;
+  if (!fetch.by_cost || fetch.over() || (fetch.looked_again && !fetch.overlaps)) return false;
   fetch.looked_again = true;
-  FetchTimes times = TimesOf(job, fetch, static_cast<size_t>(fetch.prefix.num_expected()));
+  const int32_t num_chunks = fetch.prefix.num_expected();
+  FetchTimes times = TimesOf(job, fetch, static_cast<size_t>(num_chunks));
   times.fetch_s = link_.SecondsFor(0);  // its own bytes are among the expected ones
   if (!times.fetch_s.has_value()) return false;
-  const double held_s = HoldForCopies(times);
-  fetch.Hold(now, held_s, times.fetch_s);
+  const double held_s = fetch.overlaps ? HoldForBytes(times) : HoldForCopies(times);
+  double waited_s = 0;
+  if (fetch.overlaps) {
+    const auto landed = fetch.prefix.num_bytes() / static_cast<int64_t>(ChunkPayloadBytes(*model_));
+    const auto first = static_cast<int64_t>(fetch.first_chunk) + num_chunks - landed;  // the last ones come first
+    const double saved_s =
+        meter_.RecomputeSeconds(first * kernels::kPageTokens, static_cast<int32_t>(landed) * kernels::kPageTokens);
+    waited_s = std::chrono::duration<double>(now - fetch.report().begun).count();
+    if (!IsOnSchedule(times, waited_s, saved_s)) return false;
+  }
+  fetch.Hold(now, held_s, std::max(0.0, *times.fetch_s - waited_s));
   return held_s > 0;
 }
 

@@ -246,11 +246,8 @@ bool PromptRun::may_skip() const {
 }
 
 PromptRun::FinalPages PromptRun::Skip(const PositionRange& written) {
-  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.end < layout_.num_tokens,
-               "nothing is left out");
-  stage_.rows = {{written.end, layout_.num_tokens}};
-  num_rows_ = CountOf(stage_.rows);
-  next_row_ = 0;
+  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.end < layout_.num_tokens, "rows are left");
+  next_row_ += written.size();
   final_end_ = written.end / kernels::kPageTokens;
   return {written.begin / kernels::kPageTokens, final_end_};
 }

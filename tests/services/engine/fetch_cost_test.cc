@@ -132,7 +132,15 @@ double TimeOverlapped(const Case& c, int slice) {
   double now = std::min(hold, c.latency_s);
   if (!worth) return now + compute_s;
   const double first = 2 * c.latency_s;  // the answer, then the first chunk
-  if (c.latency_s <= hold) now += std::min(HoldForBytes(times), first + c.num_chunks * c.fetch_s - now);
+  if (c.latency_s <= hold) {
+    double held_until = now + HoldForBytes(times);
+    const double all = first + c.num_chunks * c.fetch_s;
+    while (held_until > now && now < all) {
+      now = std::min(held_until, all);
+      const double landed = std::clamp(std::floor((now - first) / c.fetch_s), 0.0, 1.0 * c.num_chunks);
+      if (IsOnSchedule(times, now, landed * c.chunk_s)) held_until = now + HoldForBytes(times);
+    }
+  }
   const double due = c.latency_s + c.believed_s.value_or(0);
   int front = 0;
   while (true) {
