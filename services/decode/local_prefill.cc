@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   engine.executor.max_rows = options.slice_tokens;
   engine.executor.num_threads = options.num_threads;
   engine.turns = host.turns;
+  engine.fetch_by_cost = options.fetch_by_cost;
   engine.canonical_prefill = false;  // background work that no client waits for must not run beside decoding sequences
   engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
   if (!options.store_address.empty()) {

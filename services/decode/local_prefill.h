@@ -37,6 +37,7 @@ struct LocalPrefillOptions {
   int32_t slice_tokens = 128;  // rows between two decode steps: running sequences wait for one slice
   int32_t num_threads = 0;     // 0: one per core
   std::string store_address;   // as for a prefill worker; empty: none
+  bool fetch_by_cost = false;  // engine::PrefillEngineOptions::fetch_by_cost
   std::shared_ptr<grammar::GrammarCache> grammars;  // as for a prefill worker
 };
 

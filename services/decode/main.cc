@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
         options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
         options.local_prefill.num_threads = flags.num_threads;
         options.local_prefill.store_address = flags.store;
+        options.local_prefill.fetch_by_cost = flags.fetch == "cost";
         options.sessions.share = flags.session_share;
         options.sessions.lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
         options.engine.executor.num_threads = flags.num_threads;

@@ -8,6 +8,7 @@
 #include "services/base/grpc_trace.h"
 #include "services/base/status.h"
 #include "services/chunk/remote/chunk_wire.h"
+#include "services/kvstore/read_leading.h"
 
 namespace spl::kvstore {
 namespace {
@@ -91,24 +92,13 @@ grpc::ServerUnaryReactor* RmaService::Lease(grpc::CallbackServerContext* context
 
 absl::Status RmaService::DoLease(const v1::LeaseRequest& request, v1::LeaseResponse& response) {
   SPLICE_ASSIGN_OR_RETURN(const std::vector<chunk::ChunkKey> keys, chunk::KeysFromWire(request.keys()));
-  std::vector<StoredChunkRef> chunks;
-  uint64_t bytes = 0;
-  response.set_end(v1::LeaseResponse::END_OF_KEYS);
   response.set_instance_id(instance_id_);
-  for (const chunk::ChunkKey& key : keys) {
-    if (request.max_bytes() != 0 && bytes >= request.max_bytes()) {
-      response.set_end(v1::LeaseResponse::END_LIMIT);
-      break;
-    }
-    absl::StatusOr<StoredChunkRef> chunk = store_.Get(key, true);
-    if (!chunk.ok() && chunks.empty()) return chunk.status();
-    if (!chunk.ok() || *chunk == nullptr) {
-      response.set_end(chunk.ok() ? v1::LeaseResponse::END_MISSING : v1::LeaseResponse::END_LIMIT);
-      break;
-    }
-    bytes += (*chunk)->header.payload_bytes;
-    chunks.push_back(std::move(*chunk));
-  }
+  auto [chunks, stopped, limited] = ReadLeading(store_, keys, request.max_bytes());
+  if (!stopped.ok() && chunks.empty()) return stopped;
+  const bool all = chunks.size() == keys.size();
+  response.set_end(all                        ? v1::LeaseResponse::END_OF_KEYS
+                   : limited || !stopped.ok() ? v1::LeaseResponse::END_LIMIT
+                                              : v1::LeaseResponse::END_MISSING);
   if (chunks.empty()) return absl::OkStatus();
   if (lease_fault.armed() && lease_fault.Hit().corrupt) chunks.back()->payload()[0] ^= std::byte(1);
   for (const StoredChunkRef& chunk : chunks) {

@@ -56,6 +56,11 @@ class TieredStore {
   ~TieredStore();
 
   bool Contains(const chunk::ChunkKey& key);
+  // Whether a Get would wait for the disk.
+  bool IsOnlyOnDisk(const chunk::ChunkKey& key) {
+    return disk_ != nullptr && FindLive(key) != nullptr && memory_tier_->Find(key, false) == nullptr &&
+           writes_->Find(key) == nullptr;
+  }
   // Null: a miss; a chunk whose namespace's TTL has passed is removed and counts as a miss. Waits for the disk if
   // memory does not have the chunk. Unavailable: the disk failed. With `in_region` the chunk lies in the registered
   // memory. ResourceExhausted: no room there.

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
         options.fidelity_share = flags.fidelity_share;
         options.leases.max_bytes = flags.head_lease_bytes;
         options.engine.session_share = flags.session_share;
+        options.engine.fetch_by_cost = flags.fetch == "cost";
         options.engine.quantize_published = flags.quantized_copies;
         options.engine.session_lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
         options.transport = flags.transport;

@@ -35,6 +35,12 @@ prometheus::Counter& CopiedCounter(Metrics& metrics, const char* context) {
                          {{"context", context}});
 }
 
+prometheus::Counter& SkippedCounter(Metrics& metrics, engine::StoreUse use) {
+  return metrics.Counter("splice_store_skipped_tokens_total",
+                         "Tokens that were computed although the chunk store has their KV, by the reason.",
+                         {{"reason", std::string(engine::NameOf(use))}});
+}
+
 // Shares near 1 show what methods promise, small ones what they save.
 std::vector<double> ShareBuckets() { return {.02, .05, .1, .2, .3, .5, .7, .8, .9, .95, .98, .99, .995, .999, 1}; }
 
@@ -79,6 +85,11 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
     receipt.mutable_samkv()->set_summaries_computed(static_cast<uint32_t>(stats.summaries_computed));
   }
   if (stats.lines.heads > 0) FillLines(stats.lines, *receipt.mutable_lines());
+  if (stats.store_use != engine::StoreUse::kNone) {
+    receipt.mutable_store()->set_use(std::string(engine::NameOf(stats.store_use)));
+    receipt.mutable_store()->set_skipped_tokens(static_cast<uint32_t>(stats.skipped_tokens));
+    receipt.mutable_store()->set_seconds(stats.store_s);
+  }
   receipt.set_bytes_fetched(static_cast<uint64_t>(stats.fetched_bytes));
   receipt.set_queue_seconds(stats.queue_s);
   receipt.set_lookup_seconds(stats.lookup_s);
@@ -161,6 +172,13 @@ PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWo
                                   "Tokens of segments that were computed afresh above the dense layers.")),
       reused_miss_(metrics.Counter(metric::kReuseTokensTotal, "Prompt tokens by what was done.", {{"kind", "miss"}})),
       fetched_bytes_(metrics.Counter("splice_store_fetched_bytes_total", "KV bytes read from the chunk store.")),
+      skipped_slower_(SkippedCounter(metrics, engine::StoreUse::kSlower)),
+      skipped_late_(SkippedCounter(metrics, engine::StoreUse::kLate)),
+      skipped_shared_(SkippedCounter(metrics, engine::StoreUse::kShared)),
+      store_rate_(metrics.Gauge("splice_store_link_bytes_per_second",
+                                "Measured rate at which the chunk stores deliver KV; 0: not measured yet.")),
+      store_latency_(metrics.Gauge("splice_store_link_latency_seconds",
+                                   "Measured time until the first chunk of a fetch, without its bytes.")),
       line_prompts_(metrics.Counter("splice_prefill_line_prompts_total", "Prompts whose heads chose lines.")),
       line_heads_(LineCounter(metrics, "lines")),
       line_dense_heads_(LineCounter(metrics, "dense")),
@@ -179,6 +197,9 @@ PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWo
       stage_prefill_(StageHistogram(metrics, "prefill")) {}
 
 void PrefillCore::UpdateGauges() {
+  const engine::LinkMeter::Estimate link = engine_.store_link();
+  store_rate_.Set(link.bytes_per_s);
+  store_latency_.Set(link.latency_s);
   const TicketGuard::Stats tickets = tickets_.stats();
   tickets_revoked_.Set(static_cast<double>(tickets.num_revoked));
   RaiseTo(late_runs_, tickets.num_refused);
@@ -361,6 +382,10 @@ void PrefillCore::Count(const engine::PrefillStats& stats) {
   copied_foreign_.Increment(static_cast<double>(stats.copied.foreign));
   reused_miss_.Increment(static_cast<double>(stats.computed_tokens));
   fetched_bytes_.Increment(static_cast<double>(stats.fetched_bytes));
+  const auto skipped = static_cast<double>(stats.skipped_tokens);
+  if (stats.store_use == engine::StoreUse::kSlower) skipped_slower_.Increment(skipped);
+  if (stats.store_use == engine::StoreUse::kLate) skipped_late_.Increment(skipped);
+  if (stats.store_use == engine::StoreUse::kShared) skipped_shared_.Increment(skipped);
   if (stats.lines.heads > 0) {
     line_prompts_.Increment();
     line_heads_.Increment(static_cast<double>(stats.lines.heads - stats.lines.dense_heads));

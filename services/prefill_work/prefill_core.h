@@ -87,6 +87,8 @@ class PrefillCore {
   prometheus::Counter& recomputed_;
   prometheus::Counter& reused_miss_;
   prometheus::Counter& fetched_bytes_;
+  prometheus::Counter &skipped_slower_, &skipped_late_, &skipped_shared_;
+  prometheus::Gauge &store_rate_, &store_latency_;
   prometheus::Counter &line_prompts_, &line_heads_, &line_dense_heads_;
   prometheus::Histogram &line_covered_, &line_cells_, &line_held_out_;
   prometheus::Histogram& stage_queue_;

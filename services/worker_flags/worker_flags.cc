@@ -74,6 +74,14 @@ void AddSessionFlags(CLI::App& app, WorkerFlags& flags) {
       ->capture_default_str();
 }
 
+void AddFetchFlag(CLI::App& app, WorkerFlags& flags) {
+  app.add_option("--fetch", flags.fetch,
+                 "what of a prompt to read from --store: cost, unless computing it takes less time; always, all that "
+                 "is there, however long it takes")
+      ->check(CLI::IsMember({"cost", "always"}))
+      ->capture_default_str();
+}
+
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--max-sequences", flags.max_sequences, "most sequences in a decode batch")
       ->check(CLI::Range(1, 4096))
@@ -102,6 +110,7 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--store", flags.store,
                  "HOST:PORT of a splice-kvstore, or of several, for --local-prefill-tokens: HOST:PORT,HOST:PORT; "
                  "empty: none");
+  AddFetchFlag(app, flags);
 }
 
 void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
@@ -117,6 +126,7 @@ void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
                     "with decode_restore); 0: none");
   app.add_option("--store", flags.store,
                  "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
+  AddFetchFlag(app, flags);
   app.add_flag("!--no-quantized-copies", flags.quantized_copies,
                "store no four-bit copies of the KV of published documents and of samkv's segments. These copies take "
                "19 to 24 % more bytes and shorten TTFT of samkv");

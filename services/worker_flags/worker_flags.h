@@ -76,8 +76,9 @@ struct WorkerFlags {
   std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
   double session_share = 0.5;
-  bool quantized_copies = true;  // prefill only
   double session_lease_s = 600;
+  std::string fetch = "cost";                // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
+  bool quantized_copies = true;              // prefill only
   int32_t slice_tokens = 512;                // prefill only
   uint64_t head_lease_bytes = 256ull << 20;  // prefill only
   std::string kv_transport = "auto";         // auto, device, shm, tcp

@@ -50,6 +50,7 @@ absl::Status RunServe(Flags& flags) {
     StageLine stage;
     flags.cluster.on_stage = [&](const char* name) { stage.Begin(name); };
     flags.cluster.on_load = [&](uint64_t done_bytes, uint64_t total_bytes) { stage.Update(done_bytes, total_bytes); };
+    flags.cluster.fetch_by_cost = true;
     SPLICE_ASSIGN_OR_RETURN(cluster, LocalCluster::Start(flags.cluster));
     flags.cluster.on_stage = nullptr;
     flags.cluster.on_load = nullptr;

@@ -150,6 +150,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   prefill.trace = options.trace;
   prefill.fidelity_share = options.fidelity_share;
   prefill.store_address = store_->grpc_address();
+  prefill.engine.fetch_by_cost = options.fetch_by_cost;
   prefill.engine.executor.num_threads = options.num_threads;
   prefill.engine.executor.max_rows = slice_tokens;
   prefill.engine.max_concurrent = PromptsAtOnce(*model);

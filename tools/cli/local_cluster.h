@@ -44,6 +44,7 @@ struct LocalClusterOptions {
   // Size of the page pool; nullopt: auto (SizeKvPools). The two workers share one, unless they split the model
   // differently or kv_transport names a way between them: then each has one of this size.
   std::optional<uint64_t> kv_bytes;
+  bool fetch_by_cost = false;  // engine::PrefillEngineOptions::fetch_by_cost
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;  // compute threads per worker; 0: one per core

@@ -161,6 +161,8 @@ class RecoveryPolicy {
   // stages have run.
   virtual int32_t probe_layers() const { return 0; }
 
+  // Share of the work on a copied token that its copy saves, at least: whether fetching it pays. Asked at any time.
+  virtual double SavedByCopy() const { return 1; }
   // The most segments that a prompt may mark.
   virtual int32_t max_segments() const { return INT32_MAX; }
   // Whether it chooses by summaries of the copies. SetSummaries is then called before FirstStage, with one for each of

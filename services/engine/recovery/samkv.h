@@ -32,6 +32,7 @@ class SamKvPolicy : public RecoveryPolicy {
   bool reuses_segments() const final { return true; }
   int32_t first_cached_layer() const override { return sparsex_.first_cached_layer(); }
   int32_t probe_layers() const override { return sparsex_.probe_layers(); }
+  double SavedByCopy() const override { return sparsex_.SavedByCopy(); }
   int32_t max_segments() const final { return kSamKvMaxDocuments; }
   std::optional<int32_t> FirstQuantizedLayer(bool isolated) const override;
   void TakeScores(std::vector<float> scores) final { scores_ = std::move(scores); }

@@ -59,6 +59,15 @@ PositionRanges SparseXPolicy::Recovered(const ReuseLayout& layout) const {
   return recovered;
 }
 
+// Of copies from another context, which have more dense layers: nobody knows the context before it is fetched.
+double SparseXPolicy::SavedByCopy() const {
+  const int32_t layers = config().num_layers;
+  const int32_t dense =
+      options_.dense_layers >= 0 ? std::min(layers, options_.dense_layers) : DefaultDenseLayers(config(), true);
+  const double share = options_.recompute_share != -1 ? options_.recompute_share : amount_.share;
+  return (1 - share) * (layers - dense) / layers;
+}
+
 int32_t SparseXPolicy::DenseLayersOf(const ReuseLayout& layout) const {
   return std::min(config().num_layers, options_.dense_layers >= 0
                                            ? options_.dense_layers

@@ -31,6 +31,7 @@ class SparseXPolicy : public RecoveryPolicy {
   std::string_view name() const override { return "sparsex"; }
   bool reuses_segments() const override { return true; }
   int32_t first_cached_layer() const override { return first_cached_layer_; }
+  double SavedByCopy() const override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
   // Number of dense layers before the boundary.

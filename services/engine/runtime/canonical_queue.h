@@ -25,8 +25,9 @@ class CanonicalQueue {
  public:
   explicit CanonicalQueue(size_t capacity) : capacity_(capacity) {}
 
-  // Adds a segment. If it is queued already, the old entry stays (and becomes frozen, quantized or replacing, if the task
-  // is). If the queue is full, the longest segment is dropped, perhaps the new one. Returns how many were dropped: 0 or 1.
+  // Adds a segment. If it is queued already, the old entry stays (and becomes frozen, quantized or replacing, if the
+  // task is). If the queue is full, the longest segment is dropped, perhaps the new one. Returns how many were dropped:
+  // 0 or 1.
   size_t Add(CanonicalTask task);
   // Takes the shortest segment; nothing if the queue is empty.
   std::optional<CanonicalTask> Take();

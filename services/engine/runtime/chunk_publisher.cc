@@ -120,17 +120,39 @@ void ChunkPublisher::OfferLoop() {
     std::optional<ChunkRun> run = offers_.Pop(kIdleWait);
     if (offers_.closed()) return;
     if (!run) continue;
-    PublishTally tally;
-    absl::Status put;
-    for (size_t begin = run->first_chunk; begin < run->keys.size() && !offers_.closed() && put.ok();) {
-      const size_t end = WindowEnd(*run, begin);
-      put = PutWindow(*run, begin, end, {}, Clock::now() + options_.offer_timeout, tally);
-      begin = end;
-    }
-    if (put.ok() && !offers_.closed()) (void)PutSummary(*run, {}, Clock::now() + options_.offer_timeout);
+    PutOffer(*run);
     run.reset();  // gives the pages back
     Released();
   }
+}
+
+// Packing reads all of the pages, and sending takes the link that other prompts fetch over: both wait.
+void ChunkPublisher::AwaitTurn(const ChunkRun& run) const {
+  if (!options_.wait_for_idle) return;
+  const Deadline end = run.offered + options_.max_delay;
+  for (auto now = Clock::now(); now < end && offers_.size() < offers_.capacity() && !offers_.closed();
+       now = Clock::now()) {
+    if (options_.wait_for_idle(std::min(end, now + kIdleWait))) return;
+  }
+}
+
+void ChunkPublisher::PutOffer(ChunkRun& run) {
+  AwaitTurn(run);
+  size_t begin = run.first_chunk;
+  if (run.kv != nullptr && begin < run.keys.size()) {
+    // A prompt that was computed though the store has some of it: those chunks are not packed again.
+    begin += options_.store->CountLeading(std::span(run.keys).subspan(begin), Clock::now() + options_.offer_timeout)
+                 .value_or(0);
+  }
+  PublishTally tally;
+  absl::Status put;
+  while (begin < run.keys.size() && !offers_.closed() && put.ok()) {
+    AwaitTurn(run);
+    const size_t end = WindowEnd(run, begin);
+    put = PutWindow(run, begin, end, {}, Clock::now() + options_.offer_timeout, tally);
+    begin = end;
+  }
+  if (put.ok() && !offers_.closed()) (void)PutSummary(run, {}, Clock::now() + options_.offer_timeout);
 }
 
 absl::Status ChunkPublisher::Fulfil(const PublishOrder& order, PublishTally& tally) {

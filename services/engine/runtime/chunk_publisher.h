@@ -25,7 +25,8 @@ struct ChunkRun {
   std::vector<chunk::ChunkKey> keys;
   chunk::Digest namespace_key{};
   size_t first_chunk = 0;
-  bool quantized = false;  // only for a segment: quantized copies, too
+  bool quantized = false;                           // only for a segment: quantized copies, too
+  std::chrono::steady_clock::time_point offered{};  // set by Offer
 };
 
 // Counts of KV chunks; summaries and quantized copies are not counted.
@@ -51,8 +52,13 @@ struct ChunkPublisherOptions {
   std::chrono::milliseconds offer_timeout{2000};   // for one put of an offered run
   std::chrono::milliseconds order_timeout{30000};  // for one put of an order; a durable put waits for the store's disk
   size_t max_offers = 8;                           // runs that may wait; more are not published
-  size_t max_orders = 16;                          // orders that may wait
-  size_t order_threads = 2;                        // orders in parallel: one is packed while another one is put
+  // Waits until no client waits for the worker, at most until the time given, and returns whether that is so. An offer
+  // is packed and sent only then; but when it has waited for max_delay, or max_offers wait, it goes on all the same, at
+  // low priority. Null: at once. Any thread.
+  std::function<bool(std::chrono::steady_clock::time_point)> wait_for_idle;
+  std::chrono::milliseconds max_delay{10'000};
+  size_t max_orders = 16;    // orders that may wait
+  size_t order_threads = 2;  // orders in parallel: one is packed while another one is put
   // Time to compute `count` tokens from position `first` on again: the store keeps expensive chunks longer. Any thread.
   // Null: the store is not told.
   std::function<double(int64_t first, int32_t count)> recompute_seconds;
@@ -68,7 +74,10 @@ class ChunkPublisher {
   ~ChunkPublisher();  // Stop() must have been called
 
   // Publishes with best effort. False: not taken, because too many wait.
-  bool Offer(ChunkRun run) { return Count(offers_.TryPush(std::move(run))); }
+  bool Offer(ChunkRun run) {
+    run.offered = std::chrono::steady_clock::now();
+    return Count(offers_.TryPush(std::move(run)));
+  }
   // False: not taken, because too many wait or it is stopping. on_done does not run then.
   [[nodiscard]] bool Order(PublishOrder order) { return Count(orders_.TryPush(std::move(order))); }
   // Whether it holds pages that it will give back.
@@ -86,6 +95,8 @@ class ChunkPublisher {
   // Called when the pages of an offer or an order were given back.
   void Released();
   void OfferLoop();
+  void PutOffer(ChunkRun& run);
+  void AwaitTurn(const ChunkRun& run) const;
   void OrderLoop();
   absl::Status Fulfil(const PublishOrder& order, PublishTally& tally);
   absl::StatusOr<chunk::Chunk> Pack(const ChunkRun& run, size_t index) const;

@@ -44,7 +44,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                         harvest_.Offer(source, task.keys, task.namespace_key, task.quantized);
                       }}),
       harvest_(model_, pool_, local_, canonical_, options_),
-      fetcher_(model_, pool_, local_, budget_, options_, [this] { Wake(); }) {}
+      fetcher_(model_, pool_, local_, budget_, meter_, options_, [this] { Wake(); }) {}
 
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
                                                                      const KvPartitions& pool,
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
                                                     engine->options_);
   PrefillEngine* self = engine.get();
   self->harvest_.Start([self](int64_t first, int32_t count) { return self->meter_.RecomputeSeconds(first, count); },
-                       [self] { self->Wake(); });
+                       [self] { self->Wake(); }, [self](SteadyTime until) { return self->WaitForQuiet(until); });
   self->fetcher_.Start();
   if (options.shared != nullptr)
     options.shared->AttachCache({.make_room = [self](int64_t pages) { return self->budget_.MakeRoom(pages, true); },
@@ -131,12 +131,24 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
   idle_.wait_until(lock, deadline, [&] { return num_jobs_ == 0; });
 }
 
+// Also when prompts wait for pages that what is published may hold.
+bool PrefillEngine::WaitForQuiet(SteadyTime until) const {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_until(lock, until, [&] { return num_jobs_ == 0 || short_of_pages_ || stopping_; });
+}
+
+void PrefillEngine::NotePages(bool are_short) {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(short_of_pages_, are_short) != are_short) idle_.notify_all();
+}
+
 void PrefillEngine::Stop() {
   {
     std::lock_guard lock(mutex_);
     if (stopping_ && !engine_thread_.joinable()) return;
     stopping_ = true;
     wake_.notify_one();
+    idle_.notify_all();
   }
   if (options_.shared != nullptr) options_.shared->DetachCache();
   if (engine_thread_.joinable()) engine_thread_.join();
@@ -148,7 +160,8 @@ void PrefillEngine::RunLoop() {
     {
       std::unique_lock lock(mutex_);
       if (queue_.num_running() == 0 && !CanStepCanonical())
-        wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+        wake_.wait_until(lock, std::min(Clock::now() + kIdleWait, fetcher_.next_begin()),
+                         [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }
@@ -169,11 +182,11 @@ void PrefillEngine::RunLoop() {
   CollectInbox();
   for (const auto& job : queue_.TakeAll()) FinishJob(job, Stopping());
   fetcher_.Stop();
-  for (const auto& job : fetcher_.TakeFetched()) FinishJob(job, Stopping());
+  for (const auto& job : fetcher_.TakeReady(Clock::now())) FinishJob(job, Stopping());
 }
 
 void PrefillEngine::CollectInbox() {
-  for (const auto& job : fetcher_.TakeFetched()) {
+  for (const auto& job : fetcher_.TakeReady(Clock::now())) {
     job->Begin();
     queue_.Run(job);
   }
@@ -191,14 +204,17 @@ void PrefillEngine::DropDead() {
 
 void PrefillEngine::AdmitWaiting() {
   const auto now = Clock::now();
+  bool are_short = false;
   while (queue_.num_running() + fetcher_.num_fetching() < options_.max_concurrent) {
     const std::shared_ptr<Job> job = queue_.NextWaiting(now);
     if (job == nullptr) break;
     if (!Admit(job)) {
       canonical_.DropQueued();  // pages are short: nothing is computed that nobody has asked for
+      are_short = true;
       break;
     }
   }
+  NotePages(are_short);
 }
 
 // Finds cached chunks and reserves pages for the rest. False when pages are short: the job keeps waiting.
@@ -266,7 +282,7 @@ bool PrefillEngine::CanStepCanonical() const {
 
 bool PrefillEngine::WorkArrived() const {
   std::lock_guard lock(mutex_);
-  return !inbox_.empty() || fetcher_.has_fetched() || stopping_;
+  return !inbox_.empty() || fetcher_.has_progress() || stopping_;
 }
 
 // One slice, or the part of it until a request comes.
@@ -282,6 +298,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   if (job->started != Clock::time_point{})
     job->stats.prefill_s = Seconds(Clock::now() - job->started) - job->run_lookup_s;
   meter_.SetQueued(job->queued, 0);
+  job->EndFetch();
   if (status.ok() && job->request.publish) harvest_.Keep(*job);
   job->run.reset();  // gives its sources back
   job->fetched = {};
@@ -295,6 +312,8 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
   }
   if (job->kv) budget_.HandOut(job->kv);
   job->request.on_done(status, job->TakeOutcome(status.ok()));
+  job->request.on_done = nullptr;  // a thread that still fetches for it must not keep alive what its caller holds
+  job->request.on_layer = nullptr;
   CountFinished();
 }
 

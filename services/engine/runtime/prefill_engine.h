@@ -51,6 +51,7 @@ class PrefillEngine {
 
   PrefillLoad load() const;
   void WaitIdle(SteadyTime deadline) const;  // until no request is queued or running, or until the deadline
+  LinkMeter::Estimate store_link() const { return fetcher_.link(); }  // what was measured of the store
   CanonicalStats canonical_stats() const { return canonical_.stats(); }
   SegmentIndex::Stats segment_stats() const { return local_.segments.stats(); }
   SessionTable::Stats session_stats() const { return local_.sessions.stats(); }
@@ -83,6 +84,8 @@ class PrefillEngine {
   void FinishJob(const std::shared_ptr<Job>& job, const absl::Status& status);
   void EndPublish(const Job& job, const absl::Status& status, const PublishTally& stored);
   void CountFinished();
+  bool WaitForQuiet(SteadyTime until) const;
+  void NotePages(bool are_short);
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<PagePool> own_pool_;  // null: the pool is shared
@@ -98,6 +101,7 @@ class PrefillEngine {
   mutable std::condition_variable idle_;
   bool woken_ = false;
   bool stopping_ = false;
+  bool short_of_pages_ = false;              // a prompt waits for pages
   std::vector<std::shared_ptr<Job>> inbox_;  // submitted, not yet seen by the engine thread
   size_t num_jobs_ = 0;                      // not finished
   size_t num_publishes_ = 0;                 // Publish calls whose callers are waiting

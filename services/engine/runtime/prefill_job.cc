@@ -90,6 +90,62 @@ absl::Status PrefillJob::StartRun(LocalKv& local, ParallelExecutor& executor) {
   return absl::OkStatus();
 }
 
+size_t PrefillJob::num_stored_chunks() const {
+  if (fetch == nullptr) return 0;
+  const size_t found = fetch->report().found_chunks;
+  return found == 0 ? 0 : fetch->first_chunk + found;
+}
+
+void PrefillJob::TakeFetched(Clock::time_point now) {
+  const PromptFetch::Report report = fetch->report();
+  if (report.begun != Clock::time_point{}) {
+    stats.fetched = report.begun;
+    stats.fetch_s = std::max(0.0, Seconds(now - report.begun));
+  }
+  if (fetch->overlaps && !fetch->over()) return;
+  fetched = fetch->TakeSegments();
+  const PositionRange landed = fetch->Close();
+  if (landed.size() <= 0 || landed.begin != cached()) return;  // MeetFetch takes it at its place
+  kv->set_num_tokens(landed.end);
+  stats.stored_tokens += landed.size();
+  stats.cached_tokens = cached();
+  met = true;
+}
+
+int32_t PrefillJob::MeetFetch(int32_t room) {
+  if (!run->may_skip()) {
+    (void)fetch->Close();
+    met = true;
+    return room;
+  }
+  const int64_t from = run->next_position(), end = fetch->prefix.Take(from, room);
+  if (end > from) return static_cast<int32_t>(end - from);
+  const PositionRange landed = fetch->Close();
+  met = true;
+  const auto [first, last] = run->Skip(landed);
+  stats.stored_tokens += landed.size();
+  stats.cached_tokens += landed.size();
+  for (int32_t layer = 0; request.on_layer && layer < kv->shape().num_layers; ++layer)
+    request.on_layer({kv, layer, first, last - first, nullptr, nullptr});
+  return room;
+}
+
+void PrefillJob::EndFetch() {
+  if (fetch == nullptr) return;
+  (void)fetch->Close();
+  const PromptFetch::Report report = fetch->report();
+  stats.fetched_bytes = fetch->prefix.num_bytes() + report.segment_bytes;
+  stats.store_s = report.seconds.value_or(Seconds(Clock::now() - report.begun));
+  if (report.begun == Clock::time_point{}) stats.store_s = 0;
+  const int64_t used = stats.stored_tokens + report.segment_tokens;
+  stats.skipped_tokens = std::max<int64_t>(0, report.found_tokens - used);
+  if (used > 0) {
+    stats.store_use = stats.skipped_tokens > 0 ? StoreUse::kShared : StoreUse::kFetched;
+  } else if (stats.skipped_tokens > 0) {
+    stats.store_use = report.slower ? StoreUse::kSlower : StoreUse::kLate;
+  }
+}
+
 PrefillSlice PrefillJob::NextSlice(int32_t room) {
   const PrefillSlice slice = run->Next(room, request.on_layer != nullptr);
   if (const auto layers = run->kept(); !slice.tokens.empty() && !layers.empty() && kept == nullptr)

@@ -13,6 +13,7 @@
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/runtime/prefill_request.h"
+#include "services/engine/runtime/prompt_fetch.h"
 #include "services/engine/runtime/prompt_run.h"
 #include "services/engine/runtime/segment_fetcher.h"
 
@@ -33,7 +34,8 @@ struct PrefillJob {
   std::vector<chunk::ChunkKey> keys;      // full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // for request.segments, if the store is asked for them
   std::unique_ptr<RecoveryPolicy> policy;
-  FetchedSegments fetched;  // indices are those of request.segments
+  std::shared_ptr<PromptFetch> fetch;  // null: the store is not asked; shared with a thread that fetches
+  FetchedSegments fetched;             // what came in time; indices are those of request.segments
   std::shared_ptr<SequenceKv> kv;
   PrefillStats stats;
   std::vector<SampledToken> first_tokens;
@@ -47,6 +49,7 @@ struct PrefillJob {
   Clock::time_point started{};
   double run_lookup_s = 0;         // part of lookup_s after `started`
   std::unique_ptr<PromptRun> run;  // made shortly before the first pass
+  bool met = false;                // its fetch has ended, or was given up
   int64_t queued = 0;              // its part of PrefillMeter's queued tokens
 
   // Tokens that still have to be computed.
@@ -67,12 +70,25 @@ struct PrefillJob {
   }
   // Parts of `within` that are in no segment of the request.
   PositionRanges UnmarkedText(PositionRange within) const;
+  // Whether its start may still arrive from the store while it runs.
+  bool overlaps() const { return fetch != nullptr && fetch->overlaps && !met; }
+  bool ExpectsMore(Clock::time_point now) const { return overlaps() && fetch->SecondsLeft(now) > 0; }
+  // Leading chunks that the store is known to have.
+  size_t num_stored_chunks() const;
 
   // Called when the prompt has its pages and everything that it waited for.
   void Begin();
   // Finds and copies segments, and announces the cached pages. ResourceExhausted: the request does not allow to compute
   // so many tokens.
   absl::Status StartRun(LocalKv& local, ParallelExecutor& executor);
+  // Called when the prompt need not wait for the store any longer: takes what has come. The start of a prompt that
+  // overlaps its fetch may go on arriving.
+  void TakeFetched(Clock::time_point now);
+  // Rows that the next slice may have, of `room`, so that it computes nothing that has arrived. If what was computed
+  // and what has arrived meet, skips the latter. For a prompt that overlaps() its fetch, whose run has started.
+  int32_t MeetFetch(int32_t room);
+  // Called once at the end: nothing arrives any more, and the statistics say what the store was used for.
+  void EndFetch();
   // PromptRun::Next. `kept` is known from the first slice on, before any page is final.
   PrefillSlice NextSlice(int32_t room);
   // Announces that K and V of `layer` are written, for all rows of the pass.

@@ -31,9 +31,14 @@ struct PrefillEngineOptions {
   std::chrono::milliseconds session_lease{600'000};
   std::shared_ptr<chunk::ChunkStore> store;  // null: none
   std::chrono::milliseconds store_timeout{2000};
-  int num_fetch_threads = 4;      // prompts fetched in parallel: a large one does not hold up small ones
-  size_t max_publish_queued = 8;  // prompts that may wait to be published; more are not published
-  size_t max_publish_calls = 64;  // Publish calls under way; more are refused
+  // A prompt computes what would take longer to fetch, and is hardly held back for the store (fetch_cost.h). False: it
+  // waits for all that the store has, so that what is fetched does not depend on the speed of anything.
+  bool fetch_by_cost = false;
+  int num_fetch_threads = 4;  // prompts fetched in parallel: a large one does not hold up small ones
+  // Longest that new chunks wait for a moment without prompts before they are put into the store all the same.
+  std::chrono::milliseconds publish_delay_max{10'000};
+  size_t max_publish_queued = 8;                     // prompts that may wait to be published; more are not published
+  size_t max_publish_calls = 64;                     // Publish calls under way; more are refused
   std::chrono::milliseconds publish_timeout{30000};  // for one put of a Publish call, including the store's disk
   // Computes segments without a source by themselves, for later requests, while nothing is queued or running.
   bool canonical_prefill = true;

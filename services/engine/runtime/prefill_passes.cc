@@ -124,6 +124,13 @@ int32_t PrefillPasses::RowsOfNext(bool plain) const {
   return RowsOfPass(demand);
 }
 
+int32_t PrefillPasses::RowsBesideFetch(PrefillJob& job, int32_t room) {
+  room = RowsWhileFetching(job.fetch->SecondsLeft(Clock::now()), meter_.load(0).tokens_per_s, room);
+  const int32_t rows = job.MeetFetch(room);
+  if (!job.overlaps()) meter_.SetQueued(job.queued, static_cast<int64_t>(std::ceil(job.run->remaining_work())));
+  return rows;
+}
+
 PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
   Pass pass;
   int32_t room = 0;
@@ -138,7 +145,7 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
     }
     if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
     if (pass.jobs.empty()) room = RowsOfNext(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
-    const PrefillSlice slice = job->NextSlice(room);
+    const PrefillSlice slice = job->NextSlice(job->overlaps() ? RowsBesideFetch(*job, room) : room);
     if (slice.tokens.empty()) continue;
     pass.layers = job->run->layers();
     pass.slices.push_back(slice);

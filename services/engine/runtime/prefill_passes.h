@@ -52,6 +52,8 @@ class PrefillPasses {
   Pass Choose(std::vector<Ended>& ended);
   bool IsPlain(const PassLayers& layers) const;
   int32_t RowsOfNext(bool plain) const;
+  // Rows that the prompt may have in the pass, of `room`, while its start is arriving from the store.
+  int32_t RowsBesideFetch(PrefillJob& job, int32_t room);
   void Board(Pass& pass);
   absl::Status Run(const Pass& pass);
   // Computes what prompts of the pass ask for of their own tokens, while the executor has their rows.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "services/engine/execution/line_attention.h"
+#include "services/engine/runtime/fetch_cost.h"
 
 namespace spl::engine {
 
@@ -30,13 +31,17 @@ struct PrefillStats {
   int32_t probe_layers = 0;       // layers in which fresh text alone chose these; 0: other layers, or nothing chose
   int64_t computed_tokens = 0;    // neither cached nor aligned
   int64_t fetched_bytes = 0;
+  StoreUse store_use = StoreUse::kNone;
+  int64_t skipped_tokens = 0;      // computed although the store has them: store_use says why
+  double store_s = 0;              // the store's time for fetched_bytes; the prompt may have been computed meanwhile
   int64_t restored_heads = 0;      // local heads that got full visibility back
   double ffn_share = 1;            // share of rows times layers that ran through feed-forward
   double kept_share = 1;           // share of aligned tokens times layers that the policy keeps
   int64_t summaries_computed = 0;  // segments whose summary no earlier prompt had computed (PromptRun)
   LineReport lines;                // for loopserve and minference; heads == 0: no lines were chosen
   // Times do not overlap. Their sum is the time from Submit to the end of the last slice. queue: waiting for pages, a
-  // fetch thread and the engine. lookup: searching for KV in this worker. fetch: reading chunks from the store.
+  // fetch thread and the engine. lookup: searching for KV in this worker. fetch: held back for
+  // chunks from the store.
   // prefill: computing, including slices of other prompts in between.
   double queue_s = 0, lookup_s = 0, fetch_s = 0, prefill_s = 0;
   // Start of each: waiting, lookup, fetch (epoch: there was none), computing.

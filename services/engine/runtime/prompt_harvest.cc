@@ -23,13 +23,15 @@ SourceContext ContextFor(const PrefillJob& job, const ReuseSpan& segment) {
 }  // namespace
 
 void PromptHarvest::Start(std::function<double(int64_t first, int32_t count)> recompute_seconds,
-                          std::function<void()> on_released) {
+                          std::function<void()> on_released, std::function<bool(SteadyTime)> wait_for_idle) {
   if (options_.store == nullptr) return;
   publisher_ = std::make_unique<ChunkPublisher>(
       model_, ChunkPublisherOptions{.store = options_.store,
                                     .offer_timeout = options_.store_timeout,
                                     .order_timeout = options_.publish_timeout,
                                     .max_offers = options_.max_publish_queued,
+                                    .wait_for_idle = std::move(wait_for_idle),
+                                    .max_delay = options_.publish_delay_max,
                                     .max_orders = options_.max_publish_calls,
                                     .order_threads = std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 4),
                                     .recompute_seconds = std::move(recompute_seconds),
@@ -53,7 +55,8 @@ void PromptHarvest::Keep(const PrefillJob& job) {
 void PromptHarvest::IndexPrefix(const PrefillJob& job) {
   local_.prefixes.Insert(job.keys, *job.kv);
   const auto exact = std::min(job.keys.size(), static_cast<size_t>(job.kv->exact_tokens() / kernels::kPageTokens));
-  const auto known = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
+  const auto cached = static_cast<size_t>(job.stats.cached_tokens / kernels::kPageTokens);
+  const size_t known = std::max(cached, job.num_stored_chunks());
   if (publishes() && !job.publish && known < exact)
     (void)publisher_->Offer({job.kv,
                              nullptr,

@@ -22,8 +22,9 @@ class PromptHarvest {
                 const PrefillEngineOptions& options)
       : model_(std::move(model)), pool_(pool), local_(local), canonical_(canonical), options_(options) {}
 
-  // Starts the publisher, if there is a store. recompute_seconds and on_released: ChunkPublisherOptions.
-  void Start(std::function<double(int64_t first, int32_t count)> recompute_seconds, std::function<void()> on_released);
+  // Starts the publisher, if there is a store. The functions are those of ChunkPublisherOptions.
+  void Start(std::function<double(int64_t first, int32_t count)> recompute_seconds, std::function<void()> on_released,
+             std::function<bool(SteadyTime)> wait_for_idle);
   void Stop();
   // Whether the publisher holds pages that it will give back.
   bool busy() const { return publisher_ != nullptr && publisher_->busy(); }

@@ -12,8 +12,8 @@
 namespace spl::engine {
 
 // Order: first overdue prompts (2 s after Submit, at low priority 10 s), the oldest of them first. Then requests, the
-// one with the fewest remaining tokens first. Then low priority in the same way. Equals keep their order of arrival.
-// One thread.
+// one with the fewest remaining tokens first. Then low priority in the same way. Last of all, those whose start is
+// still arriving from the store in time. Equals keep their order of arrival. One thread.
 class PromptQueue {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -240,6 +240,18 @@ int32_t PromptRun::RowAt(int64_t index) const {
   return layout_.num_tokens;
 }
 
+bool PromptRun::may_skip() const {
+  return !done_ && exact_ && layers() == PassLayers{{0, num_layers_}} && stage_.kv_is_final &&
+         stage_.rows.size() == 1 && stage_observers_.empty();
+}
+
+PromptRun::FinalPages PromptRun::Skip(const PositionRange& written) {
+  SPLICE_CHECK(may_skip() && written.begin == next_position() && written.end < layout_.num_tokens, "rows are left");
+  next_row_ += written.size();
+  final_end_ = written.end / kernels::kPageTokens;
+  return {written.begin / kernels::kPageTokens, final_end_};
+}
+
 PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
   const int64_t left = num_rows_ - next_row_;
   int64_t count = stage_.whole ? left : std::min<int64_t>(room, left);

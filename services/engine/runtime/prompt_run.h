@@ -51,6 +51,14 @@ class PromptRun {
   // Called when the pass is complete. If this completes the stage, chooses the rows of the next one.
   absl::Status Finish(ParallelExecutor& executor);
 
+  // Whether the prompt may skip positions that another thread writes: rows of one stage, all of them through all
+  // layers, that nobody observes.
+  bool may_skip() const;
+  int64_t next_position() const { return RowAt(next_row_); }
+  // Skips positions whose KV was written by somebody else, exactly. Returns their pages, which are final. REQUIRES:
+  // may_skip; whole pages from next_position() on, and more positions behind them.
+  FinalPages Skip(const PositionRange& written);
+
   bool done() const { return done_; }
   // Remaining work, in rows through all layers: rows of this stage times their share of the layers, plus an estimate of
   // later stages.

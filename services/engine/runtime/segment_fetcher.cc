@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "services/base/trace.h"
+#include "services/engine/cache/chunk_io.h"
+#include "services/engine/cache/quantized_kv.h"
 #include "services/engine/cache/segment_io.h"
 
 namespace spl::engine {
@@ -17,33 +20,54 @@ constexpr size_t kSegmentsAtATime = 4;
 
 }  // namespace
 
-FetchedSegments SegmentFetcher::Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy,
-                                      Deadline deadline, const std::function<bool()>& stop) const {
-  std::unordered_map<chunk::ChunkKey, size_t, chunk::ChunkKeyHash> first_with;  // numbers of `wanted`, by text
-  std::vector<size_t> texts;
+void SegmentFetcher::Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy, Deadline deadline,
+                           const std::function<bool()>& stop,
+                           const std::function<void(FetchedSegments&&)>& deliver) const {
+  std::unordered_map<chunk::ChunkKey, std::vector<size_t>, chunk::ChunkKeyHash> with_text;  // numbers of `wanted`
+  std::vector<std::vector<size_t>> texts;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i].only_whole || first_with.try_emplace(wanted[i].keys.back(), i).second) texts.push_back(i);
+    if (wanted[i].only_whole) {
+      texts.push_back({i});
+    } else {
+      with_text[wanted[i].keys.back()].push_back(i);
+    }
   }
-  std::vector<Fetched> fetched(wanted.size());
+  for (auto& [key, numbers] : with_text) texts.push_back(std::move(numbers));
+  std::sort(texts.begin(), texts.end());
+  std::mutex mutex;  // held while `deliver` runs
   std::atomic<size_t> next{0};
   const TraceContext trace = CurrentTrace();  // a copy: this thread's own changes below
   const auto fetch = [&] {
     const TraceScope scope(trace);
-    for (size_t i = next++; i < texts.size() && !stop(); i = next++)
-      fetched[texts[i]] = FetchOne(wanted[texts[i]], policy, deadline);
+    for (size_t i = next++; i < texts.size() && !stop(); i = next++) {
+      const Fetched fetched = FetchOne(wanted[texts[i].front()], policy, deadline);
+      FetchedSegments delivered{.num_bytes = fetched.num_bytes};
+      for (const size_t number : texts[i]) {
+        if (fetched.part != nullptr) delivered.parts.emplace(wanted[number].index, fetched.part);
+        if (fetched.came) delivered.num_tokens += static_cast<int64_t>(wanted[number].text.size());
+      }
+      if (fetched.not_quantized) delivered.not_quantized.push_back(wanted[texts[i].front()].index);
+      std::lock_guard lock(mutex);
+      deliver(std::move(delivered));
+    }
   };
   std::vector<std::thread> helpers;
   for (size_t i = 1; i < std::min(kSegmentsAtATime, texts.size()); ++i) helpers.emplace_back(fetch);
   fetch();
   for (std::thread& helper : helpers) helper.join();
-  FetchedSegments all;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    all.num_bytes += fetched[i].num_bytes;
-    const auto& part = fetched[wanted[i].only_whole ? i : first_with.at(wanted[i].keys.back())].part;
-    if (part != nullptr) all.parts.emplace(wanted[i].index, part);
-    if (fetched[i].not_quantized) all.not_quantized.push_back(wanted[i].index);
+}
+
+int64_t SegmentFetcher::ExpectedBytes(const WantedSegment& wanted, const RecoveryPolicy& policy) const {
+  const auto num_chunks = static_cast<int64_t>(wanted.keys.size());
+  const auto whole = static_cast<int64_t>(ChunkPayloadBytes(*model_));
+  if (wanted.only_whole) return num_chunks * whole;
+  if (const std::optional<int32_t> first_layer = policy.FirstQuantizedLayer(true); first_layer.has_value())
+    return num_chunks * static_cast<int64_t>(QuantizedChunkBytes(model_->config(), *first_layer));
+  if (policy.wants_summaries()) {
+    if (const auto tiles = policy.TilesRead(static_cast<int32_t>(num_chunks)); tiles.has_value())
+      return static_cast<int64_t>(tiles->size()) * whole;
   }
-  return all;
+  return num_chunks * whole;
 }
 
 SegmentFetcher::Fetched SegmentFetcher::FetchOne(const WantedSegment& wanted, const RecoveryPolicy& policy,
@@ -61,6 +85,7 @@ SegmentFetcher::Fetched SegmentFetcher::FetchOne(const WantedSegment& wanted, co
       whole.source->tokens().size() == wanted.text.size())
     whole.source->KeepSummary(std::move(summary->summary));
   segments_.Insert(wanted.namespace_key, std::move(whole.source), wanted.frozen);
+  fetched.came = true;
   return fetched;
 }
 
@@ -77,6 +102,7 @@ bool SegmentFetcher::FetchQuantized(const WantedSegment& wanted, const RecoveryP
     fetched.num_bytes += copy.num_bytes;
     if (copy.source == nullptr || (wanted.shared && !copy.source->isolated())) continue;
     fetched.part = std::move(copy.source);
+    fetched.came = true;
     return true;
   }
   return false;
@@ -102,6 +128,7 @@ bool SegmentFetcher::FetchParts(const WantedSegment& wanted, const RecoveryPolic
   if (part.source == nullptr) return false;
   part.source->KeepSummary(summary->summary);
   fetched.part = std::move(part.source);
+  fetched.came = true;
   return true;
 }
 

@@ -32,6 +32,7 @@ struct WantedSegment {
 
 struct FetchedSegments {
   int64_t num_bytes = 0;
+  int64_t num_tokens = 0;  // segments that came
   // By WantedSegment::index: sources with the KV that the policy reads, perhaps nothing else (SegmentSource::is_whole),
   // for this prompt only. Segments that are not listed are in the index now, or could not be fetched.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;
@@ -53,9 +54,13 @@ class SegmentFetcher {
         make_room_(std::move(make_room)) {}
 
   // Fetches several segments in parallel; a text that is wanted twice is fetched once. `stop` is called between
-  // segments, by several threads. Blocks for the store, until the deadline.
-  FetchedSegments Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy,
-                        std::chrono::steady_clock::time_point deadline, const std::function<bool()>& stop) const;
+  // segments, by several threads. `deliver` gets each text when it is there, by several threads, one at a time. Blocks
+  // for the store, until the deadline.
+  void Fetch(std::span<const WantedSegment> wanted, const RecoveryPolicy& policy,
+             std::chrono::steady_clock::time_point deadline, const std::function<bool()>& stop,
+             const std::function<void(FetchedSegments&&)>& deliver) const;
+  // Bytes that fetching it moves, if the store has the form that the policy prefers.
+  int64_t ExpectedBytes(const WantedSegment& wanted, const RecoveryPolicy& policy) const;
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -64,6 +69,7 @@ class SegmentFetcher {
     int64_t num_bytes = 0;
     std::shared_ptr<const SegmentSource> part;
     bool not_quantized = false;
+    bool came = false;  // it is in `part`, or in the index
   };
   Fetched FetchOne(const WantedSegment& wanted, const RecoveryPolicy& policy, Deadline deadline) const;
   // Returns false if there are no quantized copies.

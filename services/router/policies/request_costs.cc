@@ -34,8 +34,10 @@ void RequestCosts::Observe(const v1::ReuseOptions& reuse, const v1::Receipt& rec
   const uint32_t prompt = receipt.cached_tokens() + receipt.aligned_tokens() + receipt.computed_tokens();
   const uint32_t sent = prompt - std::min(prompt, receipt.held_tokens());  // the decode worker has the rest
   std::lock_guard lock(mutex_);
-  if (receipt.bytes_fetched() >= kFewBytes && receipt.fetch_seconds() > 0) {
-    const double rate = static_cast<double>(receipt.bytes_fetched()) / receipt.fetch_seconds();
+  // A prompt may be computed while it fetches: only the store's own time says how fast it is.
+  const double seconds = receipt.has_store() ? receipt.store().seconds() : receipt.fetch_seconds();
+  if (receipt.bytes_fetched() >= kFewBytes && seconds > 0) {
+    const double rate = static_cast<double>(receipt.bytes_fetched()) / seconds;
     if (fetch_bytes_per_s_ == 0) fetch_bytes_per_s_ = rate;
     Learn(rate, &fetch_bytes_per_s_);
   }

@@ -29,6 +29,8 @@ class FakeStore final : public chunk::ChunkStore {
     std::lock_guard lock(mutex_);
     size_t n = 0;
     while (n < keys.size() && chunks_.contains(keys[n])) ++n;
+    ++num_counts_;
+    changed_.notify_all();
     return n;
   }
   absl::StatusOr<size_t> GetLeading(std::span<const chunk::ChunkKey> keys, SteadyTime,
@@ -41,7 +43,10 @@ class FakeStore final : public chunk::ChunkStore {
         num_waiting_gets_ += blocked_get_ == key;
         changed_.notify_all();
         changed_.wait_for(lock, 60s, [&] { return blocked_get_ != key; });
+        changed_.wait_for(lock, pace_, [&] { return pace_ == 0ns; });
         if (fail) return absl::UnavailableError("the store is gone");
+        ++num_gets_;
+        changed_.notify_all();
         const auto it = chunks_.find(key);
         if (it == chunks_.end()) break;
         copy = it->second;
@@ -88,6 +93,29 @@ class FakeStore final : public chunk::ChunkStore {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, 20s, [&] { return num_waiting_gets_ > 0; });
   }
+  // Every chunk takes so long to read.
+  void SetPace(std::chrono::nanoseconds pace) {
+    std::lock_guard lock(mutex_);
+    pace_ = pace;
+    changed_.notify_all();
+  }
+  // Chunks that were read, and calls of CountLeading, from the start on.
+  size_t num_gets() const {
+    std::lock_guard lock(mutex_);
+    return num_gets_;
+  }
+  bool WaitForGets(size_t n) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return num_gets_ >= n; });
+  }
+  size_t num_counts() const {
+    std::lock_guard lock(mutex_);
+    return num_counts_;
+  }
+  bool WaitForCounts(size_t n) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return num_counts_ >= n; });
+  }
   // What every put is answered with.
   void RefusePuts(const absl::Status& status) {
     std::lock_guard lock(mutex_);
@@ -115,9 +143,9 @@ class FakeStore final : public chunk::ChunkStore {
     std::lock_guard lock(mutex_);
     return chunks_.size();
   }
-  bool WaitForSize(size_t n) {
+  bool WaitForSize(size_t n, std::chrono::milliseconds limit = 20s) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return chunks_.size() >= n; });
+    return changed_.wait_for(lock, limit, [&] { return chunks_.size() >= n; });
   }
 
   std::atomic<bool> fail{false};
@@ -128,6 +156,8 @@ class FakeStore final : public chunk::ChunkStore {
   bool puts_blocked_ = false, forgetful_ = false;
   std::optional<chunk::ChunkKey> blocked_get_;
   int num_waiting_gets_ = 0;
+  size_t num_gets_ = 0, num_counts_ = 0;
+  std::chrono::nanoseconds pace_{0};
   absl::Status put_status_;
   std::vector<chunk::PutOptions> put_options_;
   std::unordered_map<chunk::ChunkKey, chunk::Chunk, chunk::ChunkKeyHash> chunks_;

@@ -268,6 +268,35 @@ TEST_P(KvStoreRma, ConcurrentClients) {
 
 INSTANTIATE_TEST_SUITE_P(Carriers, KvStoreRma, ::testing::Values("shm", "tcp"));
 
+// One reader waits for each chunk in turn, which is a quarter of what a good disk gives.
+TEST(KvStoreRmaControl, ALeaseReadsSeveralChunksFromTheDiskAtOnce) {
+  ScopedFaults faults;
+  const TempDir dir;
+  const std::vector<Chunk> chunks = Chunks(1, 30);
+  {
+    auto server = StartServer("shm", dir.path());
+    Client client(server->grpc_address(), "shm");
+    ASSERT_TRUE(client.store->PutWith(chunk::PointersTo(chunks), {.durable = true}, Soon()).ok());
+    server->Stop();
+  }
+  auto server = StartServer("shm", dir.path());  // its memory is empty
+  Client client(server->grpc_address(), "shm");
+  ASSERT_TRUE(ArmFault("kvstore.slab.read", *ParseFaultAction("delay_until(read)")).ok());
+  auto fetched = std::async(std::launch::async, [&] {
+    std::vector<Chunk> got;
+    EXPECT_TRUE(
+        client.store->GetLeading(Keys(1, 40), Soon(), [&](Chunk&& c) { return got.push_back(std::move(c)), true; })
+            .ok());
+    return got;
+  });
+  EXPECT_TRUE(WaitForFaultHits("kvstore.slab.read", 8, 20'000));
+  FireFaultEvent("read");
+  const std::vector<Chunk> got = fetched.get();
+  ASSERT_EQ(got.size(), chunks.size());  // in order, and no further than the first that is missing
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(SameChunk(got[i], chunks[i]));
+  server->Stop();
+}
+
 TEST(KvStoreRmaControl, FallsBackToStreams) {
   const auto none = StartServer("none");
   Client client(none->grpc_address(), "auto");

@@ -1,0 +1,155 @@
+"""First tokens of prompts whose KV a store has, over links of several rates.
+
+  python3 tests/bench/fetch_or_compute.py --bin build/bin [--before OTHER_BIN] --link build/bench/splice_slow_link
+
+A worker puts the prompts into a store. For each link, workers that have seen nothing answer each of them once: without
+a store, with it as --before has it, and as --bin has it. Prints a line for each and a table. Links are MB/s:ms; "memory"
+reads the store's memory directly, "disk" a store that was started again.
+"""
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+MODEL = "models/splice-tiny"
+
+
+class Program:
+    def __init__(self, *argv, stdin=None):
+        self.process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in self.process.stdout:
+            if line.startswith("ready "):
+                self.ready = dict(pair.split("=", 1) for pair in line.split()[1:])
+                return
+        raise RuntimeError(f"{argv[0]} did not start")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def cluster(bin_dir, store, *flags):
+    """Router, prefill and decode; yields the router's HTTP address."""
+    programs = []
+    try:
+        listen = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
+        prefill = [f"{bin_dir}/splice-prefill", "--model", MODEL, *listen, "--kv-bytes", "1536MiB", *flags]
+        programs.append(Program(*prefill, *(["--store", store] if store else [])))
+        programs.append(Program(f"{bin_dir}/splice-decode", "--model", MODEL, *listen, "--kv-bytes", "256MiB"))
+        workers = [f"{programs[0].ready['grpc']}", f"{programs[1].ready['grpc']}"]
+        programs.append(Program(f"{bin_dir}/splice-router", "--prefill", workers[0], "--decode", workers[1], "--http", "127.0.0.1:0",
+                                "--grpc", "127.0.0.1:0", "--insecure-open", "--model", MODEL))
+        yield programs[2].ready["http"], programs[0].ready["metrics"]
+    finally:
+        for program in reversed(programs):
+            program.stop()
+
+
+def ask(http, ids, tokens=1):
+    body = json.dumps({"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}).encode()
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"http://{http}/v1/completions", body, {"Content-Type": "application/json"})) as reply:
+                return json.load(reply)
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.1)
+    raise RuntimeError("no answer")
+
+
+def measure(clusters, prompts, answers):
+    """Each prompt once through each cluster, in turn: all see the same machine."""
+    results = {name: ([], {}) for name in clusters}
+    for http in clusters.values():
+        for _ in range(2):
+            ask(http, [7] * 600)  # connections, memory
+    order, rng = list(clusters.items()), random.Random(3)
+    for number, ids in enumerate(prompts):
+        rng.shuffle(order)
+        for name, http in order:
+            reply = ask(http, ids)
+            receipt = reply["splice"]
+            assert answers.setdefault(number, reply["choices"][0]["text"]) == reply["choices"][0]["text"], "another answer"
+            ms, uses = results[name]
+            ms.append(receipt["seconds"]["ttft"] * 1e3)
+            use = receipt.get("store", {}).get("use", "waited" if receipt["tokens"]["stored"] else "none")
+            uses[use] = uses.get(use, 0) + 1
+            time.sleep(1.5)  # what an answer leaves to do, publishing above all
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", default="build/bin")
+    parser.add_argument("--before")
+    parser.add_argument("--link", default="build/bench/splice_slow_link")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--links", default="10:0.1,10:20,50:0.1,50:20,200:0.1,200:20,1000:0.1,memory,disk")
+    parser.add_argument("--dir", help="folder on the disk that the store uses")
+    args = parser.parse_args()
+    rng = random.Random(7)
+    prompts = [[33 + rng.randrange(4000) for _ in range(args.tokens)] for _ in range(args.prompts)]
+    answers, rows = {}, []
+    need = args.prompts * args.tokens * 12 * 2 * 4 * 64 * 2 * 2  # room for slots, and no eviction
+    for link in args.links.split(","):
+        data = tempfile.TemporaryDirectory(dir=args.dir)
+        start = [f"{args.bin}/splice-kvstore", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--memory-bytes",
+                 f"{int(need) >> 20}MiB", "--kv-transport", "auto" if link in ("memory", "disk") else "none"]
+        if link == "disk":
+            start += ["--data-dir", data.name]
+        store = Program(*start)
+        relays = []
+        try:
+            with cluster(args.bin, store.ready["grpc"]) as (http, _):
+                for ids in prompts:
+                    ask(http, ids)
+                want = args.prompts * ((args.tokens) // 64)
+                for _ in range(600):
+                    text = urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics").read().decode()
+                    have = sum(float(l.rsplit(" ", 1)[1]) for l in text.splitlines() if l.startswith("splice_store_chunks_stored_total"))
+                    if have >= want:
+                        break
+                    time.sleep(0.1)
+                else:
+                    raise RuntimeError(f"{have} of {want} chunks stored")
+            if link == "disk":
+                store.process.terminate()
+                store.process.wait()
+                store = Program(*start)
+            address = store.ready["grpc"]
+            with contextlib.ExitStack() as stack:
+                clusters = {}
+                for name, bin_dir, use_store in [("exact", args.bin, False), ("before", args.before, True), ("after", args.bin, True)]:
+                    if bin_dir is None:
+                        continue
+                    through = address
+                    if use_store and link not in ("memory", "disk"):  # a link for each: none sees another's reads
+                        relays.append(Program(args.link, address, *link.split(":"), stdin=subprocess.PIPE))
+                        through = relays[-1].ready["address"]
+                    clusters[name], _ = stack.enter_context(cluster(bin_dir, through if use_store else None))
+                results = measure(clusters, prompts, answers)
+            for name, (ms, uses) in results.items():
+                print(f"{link} {name}: p50 {statistics.median(ms):.0f} ms, all {[round(x) for x in ms]}, {uses}", flush=True)
+            rows.append((link, results))
+        finally:
+            for relay in relays:
+                relay.stop()
+            store.stop()
+            data.cleanup()
+    print("| link | " + " | ".join(rows[0][1]) + " | after / exact, paired | what after did |\n| --- " + "| --- " * (len(rows[0][1]) + 2) + "|")
+    for link, results in rows:
+        p50 = {name: statistics.median(ms) for name, (ms, _) in results.items()}
+        ratio = statistics.median(a / e for a, e in zip(results["after"][0], results["exact"][0]))
+        did = ", ".join(f"{n} {use}" for use, n in results["after"][1].items())
+        print(f"| {link} | " + " | ".join(f"{x:.0f}" for x in p50.values()) + f" | {ratio:.3f} | {did} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+// Prompts that fetch by cost (PrefillEngineOptions::fetch_by_cost): what they do with a store that is fast, slow, or
+// stuck. Events decide the order, not time.
+#include "services/base/fault_point.h"
+#include "tests/services/engine/engines_fixture.h"
+
+namespace spl::engine {
+namespace {
+
+constexpr char kStep[] = "engine.prefill.step";
+
+class FetchOrComputeTest : public EnginesTest {
+ protected:
+  // A worker that has seen nothing, and a store with these prompts.
+  void StartWithStored(std::span<const std::vector<int32_t>> prompts) {
+    options_.store = store_;
+    options_.canonical_prefill = false;
+    options_.fetch_by_cost = false;
+    Start(8192, 8192, options_);
+    size_t num_chunks = 0;
+    for (const auto& prompt : prompts) {
+      auto cold = Submit(prompt, Greedy(6));
+      ASSERT_TRUE(cold->Wait() && cold->status.ok()) << cold->status;
+      num_chunks += prompt.size() / 64;
+      ASSERT_TRUE(store_->WaitForSize(num_chunks));
+    }
+    options_.fetch_by_cost = true;
+    Start(8192, 8192, options_);
+  }
+  chunk::ChunkKey KeyOf(std::span<const int32_t> prompt, size_t chunk) const {
+    return chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt)[chunk];
+  }
+  // The next pass waits for Fire.
+  void HoldPasses() { ASSERT_TRUE(ArmFault(kStep, *ParseFaultAction("delay_until(go)")).ok()); }
+  void Fire() {
+    DisarmFault(kStep);
+    FireFaultEvent("go");
+  }
+
+  ScopedFaults faults_;
+  std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
+  PrefillEngineOptions options_;
+  std::mt19937 random_{23};
+};
+
+// Every chunk is written by the fetch or by the prompt, never by both, also when its bytes are under way.
+TEST_F(FetchOrComputeTest, AChunkThatIsTakenNoLongerLands) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  auto kv = std::make_shared<SequenceKv>(*decode_pool_, KvShapeOf(model_->config()));
+  ASSERT_TRUE(kv->Reserve(500).ok());
+  IncomingPrefix prefix(*model_, kv, 0);
+  prefix.Expect(7, IncomingPrefix::Order::kBackwards);
+  const auto chunk = [&](size_t index) { return *store_->Find(KeyOf(prompt, 6 - index)); };
+  const auto place = [&](size_t index) {
+    const chunk::Pieces pieces = prefix.PlaceFor(index, chunk(index).header);
+    if (!pieces.empty()) chunk::CopyToPieces(chunk(index).payload, pieces);
+    return !pieces.empty();
+  };
+  for (size_t index : {0, 1, 2}) ASSERT_TRUE(place(index));
+  EXPECT_TRUE(prefix.Land(0, chunk(0).header));
+  EXPECT_EQ(prefix.Take(0, 4 * 64 + 10), 4 * 64 + 10);  // a part of chunk 4: all of it is the prompt's
+  EXPECT_TRUE(prefix.Land(1, chunk(1).header));
+  EXPECT_FALSE(prefix.Land(2, chunk(2).header));
+  EXPECT_FALSE(place(3));
+  EXPECT_EQ(prefix.Take(4 * 64 + 10, 512), 5 * 64);  // up to what has landed
+  EXPECT_EQ(prefix.Take(5 * 64, 512), 5 * 64);
+  EXPECT_EQ(prefix.Close(), (PositionRange{5 * 64, 7 * 64}));
+  EXPECT_EQ(kv.use_count(), 1);  // a fetch that goes on holds no pages
+  std::vector<std::byte> landed(chunk(1).payload.size());
+  ASSERT_TRUE(decode_pool_->ReadPages(kv->PagesOfChunk(5), landed.data()).ok());
+  EXPECT_EQ(landed, chunk(1).payload);
+}
+
+TEST_F(FetchOrComputeTest, AStoreThatIsStuckHoldsNobodyBack) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  store_->BlockGetsOf(KeyOf(prompt, 6));  // the last of the seven comes first
+  auto outcome = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;  // the get still waits
+  EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
+  EXPECT_EQ(outcome->stats.stored_tokens, 0);
+  EXPECT_EQ(outcome->stats.computed_tokens, 500);
+  EXPECT_NE(outcome->stats.store_use, StoreUse::kFetched);
+  store_->BlockGetsOf(std::nullopt);
+}
+
+// The prompt computes from its start, chunks arrive from its end, and each is written once.
+TEST_F(FetchOrComputeTest, ComputingAndFetchingMeet) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  store_->BlockGetsOf(KeyOf(prompt, 3));  // 6, 5 and 4 come
+  HoldPasses();
+  auto outcome = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(store_->WaitForBlockedGet());
+  Fire();
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
+  EXPECT_EQ(outcome->stats.stored_tokens, 3 * 64);
+  EXPECT_EQ(outcome->stats.computed_tokens, 500 - 3 * 64);
+  EXPECT_EQ(outcome->stats.skipped_tokens, 4 * 64);
+  EXPECT_EQ(outcome->stats.store_use, StoreUse::kShared);
+  EXPECT_TRUE(outcome->stats.exact);
+  store_->BlockGetsOf(std::nullopt);
+  // What was put together from both is found again, here and in the store, and nothing is stored twice.
+  auto again = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(again->Wait() && again->status.ok()) << again->status;
+  EXPECT_EQ(again->stats.cached_tokens, 448);
+  EXPECT_EQ(again->stats.stored_tokens, 0);
+  EXPECT_EQ(again->tokens, outcome->tokens);
+  EXPECT_EQ(store_->size(), 7u);
+}
+
+// Announced pages are those of a plain prefill, each once for every layer.
+TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedWhereTheTwoMeet) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  store_->BlockGetsOf(KeyOf(prompt, 3));
+  HoldPasses();
+  std::mutex mutex;
+  std::map<std::pair<int32_t, int32_t>, int> announced;  // (layer, page)
+  std::vector<int32_t> written;                          // first pages of announcements that no pass computed
+  auto outcome = Submit(prompt, Greedy(6), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
+                        [&](PrefillRequest& request) {
+                          request.on_layer = [&](const LayerReady& ready) {
+                            std::lock_guard lock(mutex);
+                            for (int32_t i = 0; i < ready.num_pages; ++i)
+                              ++announced[{ready.layer, ready.first_page + i}];
+                            if (ready.layer == 0 && ready.fence == nullptr) written.push_back(ready.first_page);
+                          };
+                        });
+  ASSERT_TRUE(store_->WaitForBlockedGet());
+  Fire();
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->stats.stored_tokens, 3 * 64);
+  EXPECT_EQ(announced.size(), 8u * static_cast<size_t>(model_->config().num_layers));
+  for (const auto& [page, count] : announced) EXPECT_EQ(count, 1) << page.first << " " << page.second;
+  EXPECT_THAT(written, testing::Contains(4));
+  store_->BlockGetsOf(std::nullopt);
+}
+
+TEST_F(FetchOrComputeTest, AStoreThatIsFastSavesTheComputing) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
+  StartWithStored({&prompt, 1});
+  const size_t before = store_->num_gets();
+  HoldPasses();
+  auto outcome = Submit(prompt, Greedy(6));
+  ASSERT_TRUE(store_->WaitForGets(before + 7));
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->store_link().bytes_per_s > 0; }));  // after the last one
+  Fire();
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
+  EXPECT_GE(outcome->stats.stored_tokens, 6 * 64);  // all, unless the last was being copied just then
+  EXPECT_EQ(outcome->stats.stored_tokens + outcome->stats.computed_tokens, 500);
+}
+
+TEST_F(FetchOrComputeTest, WhatIsKnownToBeSlowIsNotFetched) {
+  const std::vector<std::vector<int32_t>> prompts = {RandomPrompt(random_, 500), RandomPrompt(random_, 500)};
+  StartWithStored(prompts);
+  store_->SetPace(300ms);  // 2.1 s for what takes some tens of milliseconds to compute
+  auto first = Submit(prompts[0], Greedy(6));
+  ASSERT_TRUE(first->Wait() && first->status.ok()) << first->status;
+  EXPECT_EQ(first->tokens, Expected(prompts[0], Greedy(6)));
+  // The link is measured behind the prompt's back.
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->store_link().bytes_per_s > 0; }));
+  const size_t gets = store_->num_gets(), counts = store_->num_counts();
+  HoldPasses();
+  auto second = Submit(prompts[1], Greedy(6));
+  ASSERT_TRUE(store_->WaitForCounts(counts + 1));  // what it could have fetched is on its receipt
+  Fire();
+  ASSERT_TRUE(second->Wait() && second->status.ok()) << second->status;
+  EXPECT_EQ(second->tokens, Expected(prompts[1], Greedy(6)));
+  EXPECT_EQ(second->stats.store_use, StoreUse::kSlower);
+  EXPECT_EQ(second->stats.skipped_tokens, 448);
+  EXPECT_EQ(second->stats.fetched_bytes, 0);
+  EXPECT_LE(store_->num_gets(), gets + 1);  // a read of the measurement may have been under way
+  store_->SetPace(0ns);
+}
+
+// Copies of segments are needed before the prompt begins: it waits for them, but not for long.
+TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
+  const chunk::Digest docs{7};
+  const auto document = RandomPrompt(random_, 256), intro = RandomPrompt(random_, 64),
+             question = RandomPrompt(random_, 9);
+  auto stored = Concatenate({document, question});
+  options_.store = store_;
+  options_.canonical_prefill = false;
+  Start(8192, 8192, options_);
+  (void)Ask(stored, [&](PrefillRequest& r) { r.segments = {{{0, 256}, docs}}; });
+  ASSERT_TRUE(store_->WaitForSize(4 + 4));  // chunks of the prompt, chunks of the segment
+  options_.fetch_by_cost = true;
+  Start(8192, 8192, options_);
+  std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(docs, document);
+  store_->BlockGetsOf(keys[0]);
+  const auto prompt = Concatenate({intro, document, question});
+  const auto ask = [&] {
+    return Ask(prompt, [&](PrefillRequest& r) {
+      r.segments = {{{64, 320}, docs}};
+      r.reuse.policy = "naive";
+      r.publish = false;
+    });
+  };
+  const auto late = ask();  // returns although the get still waits
+  EXPECT_EQ(late->stats.aligned_tokens, 0);
+  EXPECT_EQ(late->tokens, Expected(prompt, Greedy(6)));
+  store_->BlockGetsOf(std::nullopt);
+  // What came too late for one prompt is there for the next.
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->segment_stats().num_sources > 0; }));
+  EXPECT_EQ(ask()->stats.aligned_tokens, 256);
+}
+
+// While a prompt is held for its chunks, which never come, another one ends and has chunks to publish.
+class IdlePublishingTest : public FetchOrComputeTest {
+ protected:
+  void HoldAPrompt() {
+    held_prompt_ = RandomPrompt(random_, 300);
+    StartWithStored({&held_prompt_, 1});
+    options_.fetch_by_cost = false;
+    Start(8192, 8192, options_);
+    store_->BlockGetsOf(KeyOf(held_prompt_, 0));
+    held_ = Submit(held_prompt_, Greedy(2));
+    ASSERT_TRUE(store_->WaitForBlockedGet());
+  }
+  void Run(size_t length) {
+    auto other = Submit(RandomPrompt(random_, length), Greedy(2));
+    ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
+  }
+  void LetGo() {
+    store_->BlockGetsOf(std::nullopt);
+    ASSERT_TRUE(held_->Wait());
+  }
+  std::vector<int32_t> held_prompt_;
+  std::shared_ptr<Outcome> held_;
+};
+
+TEST_F(IdlePublishingTest, WaitsUntilNoPromptIsThere) {
+  options_.publish_delay_max = 600s;
+  HoldAPrompt();
+  Run(300);
+  EXPECT_FALSE(store_->WaitForSize(5, 300ms));
+  LetGo();
+  EXPECT_TRUE(store_->WaitForSize(4 + 4));
+}
+
+TEST_F(IdlePublishingTest, ButNotForEver) {
+  options_.publish_delay_max = 1ms;
+  HoldAPrompt();
+  Run(300);
+  EXPECT_TRUE(store_->WaitForSize(4 + 4));
+  LetGo();
+}
+
+TEST_F(IdlePublishingTest, NorWhileTooMuchWaits) {
+  options_.publish_delay_max = 600s;
+  options_.max_publish_queued = 1;
+  HoldAPrompt();
+  Run(300);  // the publisher has it, and waits
+  ASSERT_TRUE(test::Eventually([&] {
+    Run(300);  // fills the queue, sooner or later
+    return store_->size() >= 4 + 4;
+  }));
+  LetGo();
+}
+
+}  // namespace
+}  // namespace spl::engine
