@@ -139,7 +139,8 @@ TEST_F(DecodeSessionsTest, AWorkerThatIsKilledBetweenTurnsCostsOneWholePrompt) {
 // Placement remembers the worker of the last turn; when it is gone the next one takes over.
 TEST_F(DecodeSessionsTest, TurnsGoBackToTheWorkerThatHoldsThem) {
   std::mt19937 random = SeededRandom("two decode workers");
-  Start({.transport = "shm", .num_decode = 2});
+  // Over a link that makes the bytes dearer than the load of a sequence that has just ended.
+  Start({.transport = "tcp", .num_decode = 2});
   Tokens last, text = RandomText(random, 1500);
   std::string worker;
   for (int turn = 0; turn < 9; ++turn) {

@@ -26,14 +26,10 @@ double KvBytesPerToken(const FleetSnapshot& fleet) {
   return fleet.decode.empty() ? 0 : static_cast<double>(fleet.decode.front().kv_bytes_per_token);
 }
 
-// Tokens that p sends to d.
-double TokensToSend(const PlacementQuery& query, const Candidate& candidate) {
-  const HeldPrompt* const held = query.held;
-  const double prompt = query.prompt_tokens;
-  if (held == nullptr || candidate.link == nullptr || !candidate.link->writer.skips_held() ||
-      held->worker_id != candidate.decode->worker_id || held->epoch != candidate.decode->epoch)
-    return prompt;
-  return std::max(0.0, prompt - held->tokens);
+// Whether d has the tokens of query.held, and p does not send them there.
+bool Holds(const PlacementQuery& query, const Candidate& candidate) {
+  return candidate.link != nullptr && candidate.link->writer.skips_held() &&
+         query.held->worker_id == candidate.decode->worker_id && query.held->epoch == candidate.decode->epoch;
 }
 
 }  // namespace
@@ -88,9 +84,12 @@ double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query,
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
   const double bandwidth = candidate.link != nullptr && candidate.link->bytes_per_s > 0 ? candidate.link->bytes_per_s
                                                                                         : options_.default_bytes_per_s;
-  const double bytes =
-      static_cast<double>(candidate.decode->kv_bytes_per_token) * TokensToSend(query, candidate) * query.wire_share;
-  return bytes / bandwidth * (1 - options_.transfer_overlap);
+  const double prompt = query.prompt_tokens;
+  const double history = query.held == nullptr ? 0 : std::min<double>(prompt, query.held->tokens);
+  double tokens = (prompt - history) * (1 - options_.transfer_overlap);
+  // The prefill worker has the history, too: it computes nothing meanwhile that could hide the transfer.
+  if (history > 0 && !Holds(query, candidate)) tokens += history;
+  return static_cast<double>(candidate.decode->kv_bytes_per_token) * tokens * query.wire_share / bandwidth;
 }
 
 double SlowdownScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {

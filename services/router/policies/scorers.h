@@ -66,7 +66,8 @@ class FetchScorer final : public Scorer {
 double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query, const Candidate& candidate);
 
 // KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill. Tokens
-// that d keeps from the conversation's last turn are not sent: a turn goes back there unless that costs more than the
+// that d keeps from the conversation's last turn are not sent. To other workers they are sent without any overlap,
+// because the prefill worker need not compute them. So a turn goes back to d unless waiting there costs more than the
 // bytes.
 class WireScorer final : public Scorer {
  public:

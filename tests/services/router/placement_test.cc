@@ -127,10 +127,10 @@ TEST_F(PlacementTest, KeptPromptsAttractUntilTheirWorkerIsBusy) {
   }
   held_ = {.worker_id = "d1", .epoch = 1, .tokens = 960};
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1");
-  loads_hold_ = loads_->Add("d1", {.sequences = 32});  // 0.16 s of pressure, and 0.019 s of bytes
+  loads_hold_ = loads_->Add("d1", {.sequences = 32});  // 0.16 s of pressure, and 0.096 s of bytes
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
   for (DecodeView& d : fleet_.decode) d.kv_bytes_per_token = 1'000'000;
-  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1") << "0.19 s of bytes";
+  for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d1") << "0.96 s of bytes";
   // A worker that has restarted has nothing, and an older prefill worker sends everything.
   held_.epoch = 2;
   for (const auto& [pair, count] : Shares()) EXPECT_EQ(pair.substr(2), "d0");
