@@ -1,8 +1,5 @@
 // Device code: how each type of experts' weights lies in shared memory, and becomes operands of an mma.
 //
-// Multiply adds the products of one step to the sums of a warp's first `row_tiles` tiles of 16 places; the others have
-// no places.
-//
 // A stage has kColumns columns: rows of x (bf16), rows of the weight, and for each of kGroups scale groups the factors
 // of its features. A step is kColumns / kSteps columns. Lanes are those of an mma: of an operand's feature lane / 4,
 // of a sum's features 2 (lane % 4) and the next.
@@ -29,8 +26,8 @@ struct Bf16Experts {
   __device__ static uint32_t WeightOffset(int row, int piece) { return Swizzled<kWeightRow>(row, piece); }
 
   template <int kRowTiles, int kFeatureTiles>
-  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int row_tiles, int feature, int step,
-                                                  int lane, const Zeros*, float (&sums)[kRowTiles][kFeatureTiles][4]) {
+  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int feature, int step, int lane,
+                                                  const Zeros*, float (&sums)[kRowTiles][kFeatureTiles][4]) {
     static_assert(kFeatureTiles % 2 == 0);
     uint32_t b[kFeatureTiles / 2][4];
 #pragma unroll
@@ -38,7 +35,6 @@ struct Bf16Experts {
       LdMatrix4(b[i], w + WeightOffset(feature + i * 16 + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if (m >= row_tiles) break;
       uint32_t a[4];
       LoadExpertRows<kColumns * 2>(a, x, row + m * 16, step, lane);
 #pragma unroll
@@ -61,8 +57,8 @@ struct Fp8Experts {
   }
 
   template <int kRowTiles, int kFeatureTiles>
-  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int row_tiles, int feature, int step,
-                                                  int lane, const Zeros*, float (&sums)[kRowTiles][kFeatureTiles][4]) {
+  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int feature, int step, int lane,
+                                                  const Zeros*, float (&sums)[kRowTiles][kFeatureTiles][4]) {
     uint32_t b[kFeatureTiles][2];
 #pragma unroll
     for (int j = 0; j < kFeatureTiles; ++j) {
@@ -71,7 +67,6 @@ struct Fp8Experts {
     }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if (m >= row_tiles) break;
       uint32_t a[4];
       LoadExpertRows<kColumns * 2>(a, x, row + m * 16, step, lane);
 #pragma unroll
@@ -102,9 +97,8 @@ struct Int4Experts {
   }
 
   template <int kRowTiles, int kFeatureTiles>
-  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int row_tiles, int feature, int step,
-                                                  int lane, const Zeros* zeros,
-                                                  float (&sums)[kRowTiles][kFeatureTiles][4]) {
+  __device__ __forceinline__ static void Multiply(uint32_t x, uint32_t w, int row, int feature, int step, int lane,
+                                                  const Zeros* zeros, float (&sums)[kRowTiles][kFeatureTiles][4]) {
     uint32_t b[kFeatureTiles][4];
 #pragma unroll
     for (int j = 0; j < kFeatureTiles; ++j) {
@@ -114,7 +108,6 @@ struct Int4Experts {
     }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if (m >= row_tiles) break;
       const int at = row + m * 16 + lane / 4, piece = 4 * step + lane % 4;
       const uint4 low = LoadShared16(x + XOffset(at, piece)), high = LoadShared16(x + XOffset(at + 8, piece));
       const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};

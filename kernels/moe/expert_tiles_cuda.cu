@@ -1,7 +1,7 @@
 // Grouped products by tensor cores: a block makes a tile of one expert's places times a stretch of its features, in
 // stages of 64 or 128 columns. Sums ascend over in_features; with scales, the sum of each 128 columns of a scale group
 // (fewer, if the group has fewer) is multiplied by its scale. So a place's bits depend on nothing else in the call, nor
-// on which shape of tiles makes them.
+// on which of the two shapes of tiles makes them.
 #include <limits>
 
 #include "kernels/cuda/cuda_types.h"
@@ -32,11 +32,8 @@ struct Shape {
   static constexpr int kThreads = 32 * kRowWarps * kFeatureWarps;
   static constexpr int kRows = 16 * kRowWarps * kRowTiles, kFeatures = 8 * kFeatureWarps * kFeatureTiles;
 };
-using OneRow = Shape<1, 4, 1, 2, 8, 2>;    // 16 places, 64 features: few blocks, each with much on its way
-using FewRows = Shape<1, 4, 1, 2, 4, 3>;   // the same of many blocks
-using SomeRows = Shape<1, 8, 2, 2, 3, 2>;  // 32 places, 128 features: codes are widened once
-template <typename Codes>                  // 128 places, 128 features; where there are scales, there are sums twice
-using ManyRows = Shape<2, 4, 4, 4, 3, Codes::kGroups == 0 ? 2 : 1>;
+using FewRows = Shape<1, 4, 1, 2, 4, 3>;   // 16 places, 64 features: steps, which wait for memory
+using ManyRows = Shape<2, 4, 2, 4, 3, 2>;  // 64 places, 128 features: prompts
 
 template <typename Codes, typename S>
 struct Stage {
@@ -121,14 +118,12 @@ __device__ __forceinline__ void AddGroup(const char* factors, int feature, int l
 }
 
 template <typename Codes, typename S>
-__device__ __forceinline__ void MultiplyStage(const char* stage, int row, int row_tiles, int feature, int lane,
-                                              Sums<S>& total) {
+__device__ __forceinline__ void MultiplyStage(const char* stage, int row, int feature, int lane, Sums<S>& total) {
   const uint32_t x = SmemAddress(stage), w = x + Stage<Codes, S>::kWBegin;
   if constexpr (Codes::kGroups == 0) {
 #pragma unroll
     for (int step = 0; step < Codes::kSteps; ++step)
-      Codes::template Multiply<S::kRowTiles, S::kFeatureTiles>(x, w, row, row_tiles, feature, step, lane, nullptr,
-                                                               total);
+      Codes::template Multiply<S::kRowTiles, S::kFeatureTiles>(x, w, row, feature, step, lane, nullptr, total);
   } else {
     constexpr int kStepsOfGroup = Codes::kSteps / Codes::kGroups;
     Sums<S> sums = {};
@@ -140,8 +135,7 @@ __device__ __forceinline__ void MultiplyStage(const char* stage, int row, int ro
       for (int j = 0; j < S::kFeatureTiles; ++j) zeros[j] = Codes::ZerosOf(factors, feature + j * 8 + lane / 4);
 #pragma unroll
       for (int step = group * kStepsOfGroup; step < (group + 1) * kStepsOfGroup; ++step)
-        Codes::template Multiply<S::kRowTiles, S::kFeatureTiles>(x, w, row, row_tiles, feature, step, lane, zeros,
-                                                                 sums);
+        Codes::template Multiply<S::kRowTiles, S::kFeatureTiles>(x, w, row, feature, step, lane, zeros, sums);
       AddGroup<Codes, S>(factors, feature, lane, sums, total);
     }
   }
@@ -164,7 +158,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksOfSm) ExpertKernel(cons
   const int feature0 = static_cast<int>(blockIdx.x) * S::kFeatures, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp / S::kFeatureWarps * S::kRowTiles * 16;
   const int feature = warp % S::kFeatureWarps * S::kFeatureTiles * 8;
-  const int row_tiles = (tile.end - tile.begin - row + 15) / 16;  // not positive: none
   const int num_stages = (p.k + Codes::kColumns - 1) / Codes::kColumns;
   const Loader<Codes, S> loader(p, tile, feature0);
   const auto load = [&](int index) {
@@ -178,7 +171,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksOfSm) ExpertKernel(cons
     CpAsyncWait<S::kStages - 2>();
     __syncthreads();
     load(i + S::kStages - 1);
-    MultiplyStage<Codes, S>(smem + i % S::kStages * kStageBytes, row, row_tiles, feature, lane, total);
+    MultiplyStage<Codes, S>(smem + i % S::kStages * kStageBytes, row, feature, lane, total);
   }
 #pragma unroll
   for (int m = 0; m < S::kRowTiles; ++m) {
@@ -208,13 +201,11 @@ cudaError_t LaunchShape(const Params& p, int64_t num_places, cudaStream_t stream
   return cudaGetLastError();
 }
 
-// Tiles that the places of an expert fill read its weight once, and no larger ones do so with less arithmetic.
+// Tiles of 16 places read an expert's weight once if it has no more; beyond 8 in the mean, many have.
 template <typename Codes>
 cudaError_t Launch(const Params& p, int64_t num_places, cudaStream_t stream) {
-  if (num_places <= 16) return LaunchShape<Codes, OneRow>(p, num_places, stream);
-  if (num_places <= 8 * p.num_experts) return LaunchShape<Codes, FewRows>(p, num_places, stream);
-  if (num_places <= 32 * p.num_experts) return LaunchShape<Codes, SomeRows>(p, num_places, stream);
-  return LaunchShape<Codes, ManyRows<Codes>>(p, num_places, stream);
+  return num_places <= 8 * p.num_experts ? LaunchShape<Codes, FewRows>(p, num_places, stream)
+                                         : LaunchShape<Codes, ManyRows>(p, num_places, stream);
 }
 
 }  // namespace

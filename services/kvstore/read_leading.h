@@ -10,8 +10,8 @@
 
 namespace spl::kvstore {
 
-// Reads of one caller from the disk at a time. A disk of several GB/s gives one reader of chunks of a MiB about 1.2
-// GB/s, as each read waits for the one before and for its checksum (docs/results/2026-11-26-fetch-or-compute.md).
+// Reads of one caller from the disk at a time. One reader waits for each read before the next one, and for its checksum,
+// and so gets less than a fast disk gives. How many a disk of several GB/s wants was not measured.
 inline constexpr int kReadersAtATime = 8;
 
 struct LeadingChunks {

@@ -10,7 +10,6 @@
 namespace spl {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kTimeout{60};
 
 }  // namespace
@@ -45,7 +44,8 @@ absl::Status PushPages(prefill::PageSender& sender, const engine::SequenceKv& fr
         std::lock_guard lock(outcome.mutex);
         ++outcome.open;
       }
-      SPLICE_RETURN_IF_ERROR(sender.Send(from.pool(), {local, remote}, crcs.data(), Clock::now() + kTimeout,
+      SPLICE_RETURN_IF_ERROR(sender.Send(from.pool(), {local, remote}, crcs.data(),
+                                         std::chrono::steady_clock::now() + kTimeout,
                                          [&outcome](const absl::Status& status) {
                                            std::lock_guard lock(outcome.mutex);
                                            if (outcome.status.ok()) outcome.status = status;

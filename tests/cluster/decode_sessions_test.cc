@@ -80,6 +80,16 @@ class DecodeSessionsTest : public ::testing::Test {
     EXPECT_EQ(answer.text, alone.text);
     return answer;
   }
+  // Until the router's picture of the decode workers has no load: a score weighs it against the bytes of a turn.
+  void WaitUntilIdle() {
+    EXPECT_TRUE(Eventually([&] {
+      const json workers = json::parse(HttpGet(cluster_->http(), "/control/v1/workers").body, nullptr, false);
+      return std::ranges::all_of(workers["data"], [](const json& w) {
+        return w["role"] != "decode" ||
+               (w["sequences"] == 0 && w["sent_sequences"] == 0 && w["free_pages"] == w["total_pages"]);
+      });
+    }));
+  }
   static void Append(Tokens& text, const Tokens& more) { text.insert(text.end(), more.begin(), more.end()); }
   double Metric(size_t decode, const std::string& name) const {
     return MetricValue(HttpGet(cluster_->decode[decode]->ready("metrics"), "/metrics").body, name);
@@ -144,6 +154,7 @@ TEST_F(DecodeSessionsTest, TurnsGoBackToTheWorkerThatHoldsThem) {
   Tokens last, text = RandomText(random, 1500);
   std::string worker;
   for (int turn = 0; turn < 9; ++turn) {
+    WaitUntilIdle();
     const Answer answer = Turn(text);
     if (turn > 0) {
       EXPECT_EQ(answer.worker, worker) << "turn " << turn;
@@ -161,6 +172,7 @@ TEST_F(DecodeSessionsTest, TurnsGoBackToTheWorkerThatHoldsThem) {
   EXPECT_EQ(moved.held, 0);
   last = text;
   Append(text, RandomText(random, 30));
+  WaitUntilIdle();
   const Answer next = Turn(text);
   EXPECT_EQ(next.worker, moved.worker);
   EXPECT_EQ(next.held, Held(last, text));

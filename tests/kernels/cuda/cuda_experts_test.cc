@@ -177,7 +177,7 @@ TEST_P(CudaExpertsTest, IsTheSumOfItsDefinition) {
   }
 }
 
-// All 300 places, and 1, 40 or 150 of them, run in tiles of different shapes.
+// All 300 places, and 1, 40 or 150 of them, run in tiles of both shapes.
 TEST_P(CudaExpertsTest, APlacesBitsDoNotDependOnOtherPlaces) {
   Random random(92);
   constexpr int32_t kExperts = 6, kPlaces = 300;
