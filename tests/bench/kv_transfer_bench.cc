@@ -226,7 +226,7 @@ absl::StatusOr<TokenTimes> SecondToken(v1::Decode::Stub& decode, v1::Prefill::St
   reserve.mutable_sampling()->set_temperature(0);
   reserve.mutable_sampling()->set_max_tokens(2);
   reserve.mutable_sampling()->set_ignore_eos(true);
-  reserve.set_model_fingerprint(wire::ToBytes(model.fingerprint()));
+  reserve.set_model_fingerprint(wire::ToBytes(model.kv_fingerprint()));
   v1::Ticket ticket;
   const auto start = Clock::now();
   {
