@@ -146,7 +146,8 @@ TEST_F(KnowledgeBaseClusterTest, OutlivesTheStoreAndTheWorkers) {
   cluster_->prefill[0]->Signal(SIGKILL);
   EXPECT_EQ(cluster_->prefill[0]->WaitForExit(), 128 + SIGKILL);
   cluster_->prefill[0] = Process::StartAndWaitReady(
-      {BinDir() + "/splice-prefill", "--model", kTinyModel, "--listen", prefill_address, "--store", store_address});
+      {BinDir() + "/splice-prefill", "--model", kTinyModel, "--listen", prefill_address, "--store", store_address,
+       "--fetch", "always"});  // the first prompt may compute faster than the store is connected
   ASSERT_NE(cluster_->prefill[0], nullptr);
   ASSERT_TRUE(cluster_->WaitReady());
   const json again = Ask();

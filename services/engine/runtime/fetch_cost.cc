@@ -50,8 +50,8 @@ bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s) {
 
 double HoldForCopies(const FetchTimes& times) {
   if (!IsWorthFetching(times)) return 0;
+  if (!times.fetch_s.has_value()) return kUnmeasuredShare * times.compute_s;
   const double held = kHeldShare * times.compute_s;
-  if (!times.fetch_s.has_value()) return held;
   return std::min(kPatience * *times.fetch_s + held, times.compute_s + times.queue_s);
 }
 

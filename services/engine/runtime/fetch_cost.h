@@ -28,6 +28,9 @@ struct FetchTimes {
 // what is stored and the arrival of its bytes, twice this. It is the promise of docs/operating.md: at most 2 % slower
 // than a worker without a store, however slow or wrong the store is.
 inline constexpr double kHeldShare = 0.01;
+// The same for copies over a link that nobody has measured, which only the first prompts of a worker meet. They would
+// otherwise never have the copies, however fast the store is.
+inline constexpr double kUnmeasuredShare = 0.25;
 // A prompt that cannot begin without its copies waits for so many times what the fetch was expected to take.
 inline constexpr double kPatience = 2;
 

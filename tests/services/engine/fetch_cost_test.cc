@@ -201,7 +201,7 @@ TEST(FetchCostTest, CopiesAreAwaitedNoLongerThanComputingTakes) {
   const auto any = [&] { return std::pow(10.0, log10(random)); };
   for (int i = 0; i < 20'000; ++i) {
     FetchTimes times{.compute_s = any(), .queue_s = random() % 2 == 0 ? 0 : any()};
-    EXPECT_LE(HoldForCopies(times), 0.02 * times.compute_s);  // nothing is known: hardly at all
+    EXPECT_LE(HoldForCopies(times), 0.25 * times.compute_s);  // nothing is known: a quarter of computing
     times.fetch_s = any();
     const double hold = HoldForCopies(times);
     EXPECT_LE(hold, times.compute_s + times.queue_s);
