@@ -10,43 +10,32 @@ int main(int argc, char** argv) {
   spl::InstallCrashHandler(argv[0]);
   spl::RaiseOpenFileLimit();
   spl::ShutdownSignal stop;  // before any thread
-  return spl::RunWorker(
-      argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode",
-      "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
-      "  splice-decode --model models/splice-tiny --listen 127.0.0.1:7102 --kv-bytes 2GiB\n",
-      [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
-        spl::decode::DecodeServerOptions options;
-        options.listen = flags.listen;
-        options.metrics_listen = flags.metrics_listen;
-        options.vllm_model_name = spl::VllmModelName(flags, *model);
-        options.tls = flags.tls;
-        options.trace = flags.trace;
-        options.worker_id = flags.worker_id;
-        options.advertise = flags.advertise;
-        options.join = [membership = flags.membership](const spl::membership::Member& member) {
-          return membership.MakeRegistration(member);
-        };
-        options.kv_bytes = *flags.kv_bytes;
-        options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
-        options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
-        options.itl_target = spl::engine::StepTurns::TargetOf(flags.itl_target_ms, model->backend().host_memory());
-        options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
-        options.local_prefill.num_threads = flags.num_threads;
-        options.local_prefill.store_address = flags.store;
-        options.local_prefill.fetch_by_cost = flags.fetch == "cost";
-        options.sessions.share = flags.session_share;
-        options.sessions.lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
-        options.engine.executor.num_threads = flags.num_threads;
-        options.engine.parked_bytes = flags.parked_bytes;
-        options.engine.fidelity.share = flags.fidelity_share;
-        options.engine.executor.max_rows = flags.max_sequences;
-        if (flags.no_async_scheduling) options.engine.async_scheduling = false;
-        if (flags.no_step_costs) options.engine.measure_step_costs = false;
-        options.transport = flags.transport;
-        options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
-        options.landing_bytes = flags.host_kv_bytes;
-        options.service.grammars = spl::MakeWorkerGrammars(flags.model.dir, *model);
-        options.local_prefill.grammars = options.service.grammars;
-        return spl::decode::DecodeServer::Start(std::move(model), options);
-      });
+  return spl::RunWorker(argc, argv, stop, spl::WorkerRole::kDecode, "splice-decode",
+                        "Decodes: takes the KV of prompts that prefill workers push and streams tokens.",
+                        "  splice-decode --model models/splice-tiny --listen 127.0.0.1:7102 --kv-bytes 2GiB\n",
+                        [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
+                          spl::decode::DecodeServerOptions options;
+                          spl::TakeCommonFlags(flags, *model, options);
+                          options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
+                          options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
+                          options.itl_target =
+                              spl::engine::StepTurns::TargetOf(flags.itl_target_ms, model->backend().host_memory());
+                          options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
+                          options.local_prefill.num_threads = flags.num_threads;
+                          options.local_prefill.store_address = flags.store;
+                          options.local_prefill.fetch_by_cost = flags.fetch == "cost";
+                          options.sessions.share = flags.session_share;
+                          options.sessions.lease = flags.session_lease();
+                          options.engine.executor.num_threads = flags.num_threads;
+                          options.engine.parked_bytes = flags.parked_bytes;
+                          options.engine.fidelity.share = flags.fidelity_share;
+                          options.engine.executor.max_rows = flags.max_sequences;
+                          if (flags.no_async_scheduling) options.engine.async_scheduling = false;
+                          if (flags.no_step_costs) options.engine.measure_step_costs = false;
+                          options.transport.carriers = flags.kv_transport == "device" ? "auto" : flags.kv_transport;
+                          options.landing_bytes = flags.host_kv_bytes;
+                          options.service.grammars = spl::MakeWorkerGrammars(flags.model.dir, *model);
+                          options.local_prefill.grammars = options.service.grammars;
+                          return spl::decode::DecodeServer::Start(std::move(model), options);
+                        });
 }

@@ -16,17 +16,7 @@ int main(int argc, char** argv) {
       "  splice-prefill --model models/splice-tiny --listen 127.0.0.1:7101 --kv-bytes 2GiB --store 127.0.0.1:7103\n",
       [](const spl::WorkerFlags& flags, std::shared_ptr<const spl::engine::Model> model) {
         spl::prefill::PrefillServerOptions options;
-        options.listen = flags.listen;
-        options.metrics_listen = flags.metrics_listen;
-        options.vllm_model_name = spl::VllmModelName(flags, *model);
-        options.tls = flags.tls;
-        options.trace = flags.trace;
-        options.worker_id = flags.worker_id;
-        options.advertise = flags.advertise;
-        options.join = [membership = flags.membership](const spl::membership::Member& member) {
-          return membership.MakeRegistration(member);
-        };
-        options.kv_bytes = *flags.kv_bytes;
+        spl::TakeCommonFlags(flags, *model, options);
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
@@ -35,8 +25,7 @@ int main(int argc, char** argv) {
         options.engine.session_share = flags.session_share;
         options.engine.fetch_by_cost = flags.fetch == "cost";
         options.engine.quantize_published = flags.quantized_copies;
-        options.engine.session_lease = std::chrono::milliseconds(static_cast<int64_t>(flags.session_lease_s * 1e3));
-        options.transport = flags.transport;
+        options.engine.session_lease = flags.session_lease();
         options.staging_bytes = flags.host_kv_bytes;
         options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;
         options.SetKvTransport(flags.kv_transport);

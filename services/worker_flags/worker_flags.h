@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -77,6 +78,9 @@ struct WorkerFlags {
   double fidelity_share = 0.01;
   double session_share = 0.5;
   double session_lease_s = 600;
+  std::chrono::milliseconds session_lease() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(session_lease_s * 1e3));
+  }
   std::string fetch = "cost";                // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
   bool quantized_copies = true;              // prefill only
   int32_t slice_tokens = 512;                // prefill only
@@ -114,6 +118,23 @@ absl::StatusOr<engine::Devices> MakeDevices(const std::string& name, int32_t tp)
 
 // InvalidArgument: --discovery is malformed, or no other program could reach the addresses of --listen and --advertise.
 absl::Status CheckAddresses(const WorkerFlags& flags);
+
+// Sets what both kinds of worker take over from their flags.
+template <typename Options>
+void TakeCommonFlags(const WorkerFlags& flags, const engine::Model& model, Options& options) {
+  options.listen = flags.listen;
+  options.metrics_listen = flags.metrics_listen;
+  options.vllm_model_name = VllmModelName(flags, model);
+  options.tls = flags.tls;
+  options.trace = flags.trace;
+  options.worker_id = flags.worker_id;
+  options.advertise = flags.advertise;
+  options.join = [membership = flags.membership](const membership::Member& member) {
+    return membership.MakeRegistration(member);
+  };
+  options.kv_bytes = *flags.kv_bytes;
+  options.transport = flags.transport;
+}
 
 // The value of --kv-dtype: f32, bf16, fp8; none for auto.
 absl::StatusOr<std::optional<kernels::DType>> KvTypeFromName(const std::string& name);

@@ -111,7 +111,7 @@ TEST_F(DecodeSessionsTest, BytesOfATurnGrowWithTheNewTextOnly) {
         const auto fresh = static_cast<int64_t>(text.size() - last.size());
         EXPECT_LE(answer.moved, (fresh / kPage + 2) * kBytesOfPages) << "turn " << turn << " over " << transport;
       }
-      // What the receipt says is what the decode worker counted: of the turn and of the prompt by itself.
+      // The decode worker counted what the receipts say: of the turn and of the prompt by itself.
       moved += static_cast<double>(answer.moved + Pages(text.size()) * kBytesOfPages);
       EXPECT_TRUE(Eventually([&] { return Metric(0, "splice_kv_transfer_bytes_total") == moved; }));
       last = text;

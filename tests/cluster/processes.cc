@@ -187,7 +187,7 @@ std::unique_ptr<ProcessCluster> ProcessCluster::Start(const ClusterConfig& confi
   };
   std::vector<std::string> prefill_flags = config.prefill_flags;
   std::vector<std::string> decode_flags = config.decode_flags;
-  // What is fetched must not depend on the machine's speed, unless the test is about that.
+  // Fetches must not depend on the machine's speed, unless the test is about that.
   const bool decides = std::find(prefill_flags.begin(), prefill_flags.end(), "--fetch") != prefill_flags.end();
   if (config.prefill_uses_store && !decides) prefill_flags.insert(prefill_flags.end(), {"--fetch", "always"});
   if (config.decode_uses_store) decode_flags.insert(decode_flags.end(), {"--fetch", "always"});

@@ -59,7 +59,8 @@ PositionRanges SparseXPolicy::Recovered(const ReuseLayout& layout) const {
   return recovered;
 }
 
-// Of copies from another context, which have more dense layers: nobody knows the context before it is fetched.
+// The share for copies from another context, which have more dense layers: nobody knows the context before it is
+// fetched.
 double SparseXPolicy::SavedByCopy() const {
   const int32_t layers = config().num_layers;
   const int32_t dense =

@@ -37,7 +37,7 @@ PromptQueue::Job PromptQueue::NextWaiting(Time now) const {
 std::vector<PromptQueue::Job> PromptQueue::RunningInOrder(Time now) const {
   std::vector<Job> jobs(running_.begin(), running_.end());
   std::stable_sort(jobs.begin(), jobs.end(), ByTurn(now));
-  // What is expected to arrive is computed only if there is nothing else to do. Overdue prompts expect nothing.
+  // Text whose KV is expected to arrive is computed only if there is nothing else to do. Overdue prompts expect nothing.
   std::stable_partition(jobs.begin(), jobs.end(),
                         [&](const Job& job) { return IsOverdue(*job, now) || !job->ExpectsMore(now); });
   return jobs;

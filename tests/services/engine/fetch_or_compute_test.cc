@@ -101,7 +101,7 @@ TEST_F(FetchOrComputeTest, ComputingAndFetchingMeet) {
   EXPECT_EQ(outcome->stats.store_use, StoreUse::kShared);
   EXPECT_TRUE(outcome->stats.exact);
   store_->BlockGetsOf(std::nullopt);
-  // What was put together from both is found again, here and in the store, and nothing is stored twice.
+  // The KV that was put together from both is found again, here and in the store, and nothing is stored twice.
   auto again = Submit(prompt, Greedy(6));
   ASSERT_TRUE(again->Wait() && again->status.ok()) << again->status;
   EXPECT_EQ(again->stats.cached_tokens, 448);
@@ -203,7 +203,7 @@ TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   EXPECT_EQ(late->stats.aligned_tokens, 0);
   EXPECT_EQ(late->tokens, Expected(prompt, Greedy(6)));
   store_->BlockGetsOf(std::nullopt);
-  // What came too late for one prompt is there for the next.
+  // Copies that came too late for one prompt are there for the next.
   ASSERT_TRUE(test::Eventually([&] { return prefill_->segment_stats().num_sources > 0; }));
   EXPECT_EQ(ask()->stats.aligned_tokens, 256);
 }

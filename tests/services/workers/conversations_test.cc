@@ -169,19 +169,10 @@ TEST_P(KeepingTest, HeldPagesOutliveTheirEviction) {
   session_.clear();
   Turn(Prompt(4, 49 * kPage));  // writes all pages that are not the ticket's
   session_ = "talk";
-  grpc::ClientContext stream_context, run_context;
-  v1::StreamRequest stream_request;
-  stream_request.set_ticket_id(ticket->ticket_id());
-  stream_request.set_generation(ticket->generation());
-  auto reader = decode_stub_->Stream(&stream_context, stream_request);
-  v1::PrefillResponse response;
-  ASSERT_TRUE(prefill_stub_->Run(&run_context, RunRequest(text, Sampling(8), *ticket), &response).ok());
-  std::vector<int32_t> tokens = {static_cast<int32_t>(response.first_tokens(0).token_id())};
-  v1::StreamChunk chunk;
-  while (reader->Read(&chunk))
-    for (const auto& token : chunk.tokens()) tokens.push_back(static_cast<int32_t>(token.token().token_id()));
-  EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_EQ(tokens, Expected(text, Sampling(8)));
+  const Result result = GenerateOn(*ticket, text, Sampling(8));
+  EXPECT_TRUE(result.run.ok()) << result.run;
+  EXPECT_TRUE(result.stream.ok()) << result.stream;
+  EXPECT_EQ(result.tokens, Expected(text, Sampling(8)));
 }
 
 TEST_P(KeepingTest, ANameIsOfItsCallerAndTextIsCompared) {

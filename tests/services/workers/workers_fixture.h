@@ -232,13 +232,17 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
       result.run = ticket.status();
       return result;
     }
+    return GenerateOn(*ticket, prompt, sampling);
+  }
+  Result GenerateOn(const v1::Ticket& ticket, const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling) {
+    Result result;
     grpc::ClientContext stream_context, run_context;
     v1::StreamRequest stream_request;
-    stream_request.set_ticket_id(ticket->ticket_id());
-    stream_request.set_generation(ticket->generation());
+    stream_request.set_ticket_id(ticket.ticket_id());
+    stream_request.set_generation(ticket.generation());
     auto reader = decode_stub_->Stream(&stream_context, stream_request);
     v1::PrefillResponse response;
-    result.run = FromGrpcStatus(prefill_stub_->Run(&run_context, RunRequest(prompt, sampling, *ticket), &response));
+    result.run = FromGrpcStatus(prefill_stub_->Run(&run_context, RunRequest(prompt, sampling, ticket), &response));
     if (!result.run.ok()) {
       stream_context.TryCancel();
       result.stream = FromGrpcStatus(reader->Finish());
