@@ -325,8 +325,7 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   decode.sampling = ticket.sampling;
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);
-  const bool less = decode.kv->kept() != nullptr || request.has_only();
-  if (less && decode.compact != nullptr) {  // than was reserved, now that it is known
+  if (decode.compact != nullptr) {  // were reserved before it was known which tokens are left out, if any
     SPLICE_ASSIGN_OR_RETURN(const auto selector, engine::MakeSelectorFor(*decode.kv, decode.decode, engine_.model()));
     SPLICE_RETURN_IF_ERROR(
         engine::FitCompactPages(*selector, engine_.model(), decode.kv->num_tokens(), decode.compact));

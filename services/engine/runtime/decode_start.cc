@@ -127,11 +127,11 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
 absl::Status DecodeStart::TakeCompactPages(DecodeSequence& sequence, DecodeFork& fork) {
   DecodeRequest& request = sequence.request;
   const int64_t num_tokens = request.kv->num_tokens();
-  if (request.compact == nullptr) {
-    SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, model_, pool_, num_tokens));
-  } else {
-    fork.compact = std::move(request.compact);
+  fork.compact = std::move(request.compact);
+  if (fork.compact != nullptr)
     SPLICE_RETURN_IF_ERROR(FitCompactPages(*fork.selector, model_, num_tokens, fork.compact));
+  if (fork.compact == nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, model_, pool_, num_tokens));
   }
   SPLICE_RETURN_IF_ERROR(BeginLists(model_, pool_, *fork.selector, num_tokens, fork.compact.get()));
   PromptSelector* const selector = fork.selector->of_prompt();

@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelect
 absl::Status FitCompactPages(const TokenSelector& selector, const Model& model, int64_t num_tokens,
                              std::unique_ptr<CompactPages>& pages) {
   auto needs = CompactNeedsOf(selector, model, num_tokens);
-  if (needs.has_value()) return pages->Become(*std::move(needs), num_tokens + 1);
+  if (needs.has_value() && needs->num_dims == pages->needs().num_dims)
+    return pages->Become(*std::move(needs), num_tokens + 1);
   pages.reset();
   return absl::OkStatus();
 }

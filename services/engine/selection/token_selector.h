@@ -110,7 +110,8 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
 absl::StatusOr<std::unique_ptr<CompactPages>> MakeCompactPages(const TokenSelector& selector, const Model& model,
                                                                PagePool& pool, int64_t num_tokens);
 // Turns the compact pages of another selector of the same method into those of this one, with room for the step behind
-// `num_tokens` positions. `pages` becomes null if it needs none. Errors are those of CompactPages::Become.
+// `num_tokens` positions. `pages` becomes null if it needs none, or tables of dimensions of another size: those are to
+// be made anew. Errors are those of CompactPages::Become.
 absl::Status FitCompactPages(const TokenSelector& selector, const Model& model, int64_t num_tokens,
                              std::unique_ptr<CompactPages>& pages);
 

@@ -255,6 +255,32 @@ TEST_P(SamKvWorkersTest, CompactPromptsAreShorter) {
   }
 }
 
+// A prompt of which nothing is known yet leaves nothing out: it decodes as behind any other policy, with other compact
+// pages than were reserved (`adaptive` has none behind tokens that were left out).
+TEST_P(SamKvWorkersTest, EverySelectorChoosesFromAPromptWithoutCopies) {
+  reuse_.mutable_decoding()->set_decode_budget(128);
+  uint32_t seed = 100;
+  for (const char* const decode : {"auto", "sparcas", "adaptive", "quest", "loopserve", "snapkv"}) {
+    SCOPED_TRACE(decode);
+    const std::vector<int32_t> prompt = Prompt(++seed, 600);
+    Mark({{100, 500}});
+    reserve_with_tokens_ = std::string(decode) == "snapkv";
+    reuse_.set_decode(decode);
+    reuse_.set_policy("samkv");
+    const Result first = Generate(prompt, Sampling(12));
+    ASSERT_TRUE(first.run.ok()) << first.run;
+    ASSERT_TRUE(first.stream.ok()) << first.stream;
+    EXPECT_EQ(first.receipt.aligned_tokens(), 0u);
+    reuse_.set_policy("exact");
+    const Result exact = Generate(prompt, Sampling(12));
+    ASSERT_TRUE(exact.run.ok()) << exact.run;
+    ASSERT_TRUE(exact.stream.ok()) << exact.stream;
+    EXPECT_EQ(first.tokens, exact.tokens);
+    EXPECT_EQ(first.receipt.decode_selector(), exact.receipt.decode_selector());
+    EXPECT_EQ(decode_->pool().num_free(), decode_->pool().num_pages());
+  }
+}
+
 // Lists take pages, which are reserved with the rest, and come back with it.
 TEST_P(SamKvWorkersTest, ListsAreReserved) {
   const auto pages_of = [&](const char* policy, const char* decode) {
