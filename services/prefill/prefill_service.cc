@@ -159,6 +159,7 @@ grpc::ServerUnaryReactor* PrefillService::GetInfo(grpc::CallbackServerContext* c
   response->set_pair_cost(load.pair_cost);
   response->set_free_pages(static_cast<uint64_t>(engine_.pool().num_free()));
   response->set_total_pages(static_cast<uint64_t>(engine_.pool().num_pages()));
+  response->set_total_tokens(static_cast<uint64_t>(engine_.max_cached_tokens()));
   response->set_max_prompt_tokens(static_cast<uint64_t>(engine_.max_prompt_tokens()));
   response->set_draining(draining());
   response->set_structured_output(core_.keeps_to_grammars());

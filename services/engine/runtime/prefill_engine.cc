@@ -75,8 +75,11 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
 PrefillEngine::~PrefillEngine() { SPLICE_CHECK(!engine_thread_.joinable(), "Stop() was not called"); }
 
 int64_t PrefillEngine::max_prompt_tokens() const {
-  const int64_t pages = pool_.num_pages() / KvShapeOf(model_->config()).num_streams();
-  return std::min<int64_t>(model_->config().max_positions - 1, pages * kernels::kPageTokens);
+  return std::min<int64_t>(model_->config().max_positions - 1, max_cached_tokens());
+}
+
+int64_t PrefillEngine::max_cached_tokens() const {
+  return pool_.num_pages() / KvShapeOf(model_->config()).num_streams() * kernels::kPageTokens;
 }
 
 absl::Status PrefillEngine::Submit(PrefillRequest request) {

@@ -59,6 +59,7 @@ class PrefillEngine {
   const PagePool& pool() const { return pool_; }
   const Model& model() const { return *model_; }
   int64_t max_prompt_tokens() const;
+  int64_t max_cached_tokens() const;  // whose KV fits into all pages
 
   // Ends every request with Unavailable and joins the threads. Idempotent.
   void Stop();

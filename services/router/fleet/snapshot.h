@@ -39,6 +39,7 @@ struct PrefillView {
   double pair_cost = 0;            // cost of a pair of a token and one in front of it, in such tokens
   uint64_t max_prompt_tokens = 0;  // 0: unknown
   uint64_t free_pages = 0, total_pages = 0;
+  uint64_t total_tokens = 0;  // whose KV total_pages hold; 0: unknown
   bool draining = false;
   std::optional<ClockOffset> clock;       // its clock relative to ours
   std::map<std::string, PeerLink> peers;  // by decode worker_id; ready connections only

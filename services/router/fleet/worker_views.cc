@@ -21,6 +21,7 @@ PrefillView WorkerView(const v1::PrefillInfo& info) {
   view.epoch = info.epoch();
   view.free_pages = info.free_pages();
   view.total_pages = info.total_pages();
+  view.total_tokens = info.total_tokens();
   view.draining = info.draining();
   view.structured_output = info.structured_output();
   return view;
