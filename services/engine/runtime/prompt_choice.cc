@@ -93,7 +93,14 @@ absl::StatusOr<MethodChoice> Choose(const PrefillJob& job, const Model& model, c
     if (copies) {
       SPLICE_ASSIGN_OR_RETURN(all, candidates.All());
     }
-    return ChooseMethod(all, request.terms, request.namespace_key);
+    MethodChoice choice = ChooseMethod(all, request.terms, request.namespace_key);
+    // A worker that may not compute so much uses the copies, or the prompt would have to go elsewhere.
+    const bool too_much = request.max_computed_tokens > 0 && layout.active().size() > request.max_computed_tokens;
+    if (choice.why != ChoiceReason::kLittleToGain || !too_much || request.terms.quality > 0) return choice;
+    choice.why = ChoiceReason::kDefault;
+    choice.policy = all.back().policy;
+    choice.record = all.back().record;
+    return choice;
   }
   SPLICE_ASSIGN_OR_RETURN(const Candidate named, candidates.Make(request.reuse.policy));
   if (request.terms.quality > 0 && (copies || !job.policy->is_exact(layout)))
