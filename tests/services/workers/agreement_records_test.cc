@@ -125,9 +125,10 @@ TEST(AgreementRecordsTest, InTheLongRun) {
   struct Case {
     double quality, agreement, used_min, used_max;
   };
-  for (const Case& c : {Case{0.9, 0.8, 0, 0.001}, Case{0.9, 0.86, 0, 0.02}, Case{0.9, 0.97, 0.98, 1},
-                        Case{0.99, 0.95, 0, 0.001}, Case{0.99, 0.98, 0, 0.05}, Case{0.99, 0.9995, 0.9, 1},
-                        Case{0.95, 0.99, 0.95, 1}, Case{0.5, 0.4, 0, 0.001}, Case{0.5, 0.6, 0.98, 1}}) {
+  for (const Case& c :
+       {Case{0.9, 0.8, 0, 0.001}, Case{0.9, 0.86, 0, 0.001}, Case{0.9, 0.89, 0, 0.04}, Case{0.9, 0.97, 0.98, 1},
+        Case{0.99, 0.95, 0, 0.001}, Case{0.99, 0.98, 0, 0.05}, Case{0.99, 0.9995, 0.9, 1}, Case{0.95, 0.99, 0.95, 1},
+        Case{0.5, 0.4, 0, 0.001}, Case{0.5, 0.6, 0.98, 1}}) {
     SCOPED_TRACE(testing::Message() << c.agreement << " where " << c.quality << " is wanted");
     AgreementRecords records;
     constexpr int kWarmUp = 2000, kCount = 20'000;
@@ -151,17 +152,20 @@ TEST(AgreementRecordsTest, DoesNotFlap) {
   std::mt19937 random = test::SeededRandom("flapping");
   AgreementRecords records;
   for (int i = 0; i < 5000; ++i) records.Observe(kHere, "m", std::bernoulli_distribution(0.92)(random));
-  const double at = records.Of(kHere, "m").low;  // in the middle of what the record does
-  int changes = 0;
+  const double at = engine::WilsonLow(0.92, 722);  // in the middle of what the bound does
+  int rises = 0, last_rise = -AgreementRecords::kBlock;
   bool before = true;
-  constexpr int kCount = 20'000;
-  for (int i = 0; i < kCount; ++i) {
+  for (int i = 0; i < 20'000; ++i) {
     records.Observe(kHere, "m", std::bernoulli_distribution(0.92)(random));
     const bool may_run = records.Of(kHere, "m").low >= at;
-    changes += may_run != before;
+    if (may_run && !before) {
+      EXPECT_GE(i - last_rise, AgreementRecords::kBlock);
+      last_rise = i;
+      ++rises;
+    }
     before = may_run;
   }
-  EXPECT_LE(changes, 2 * kCount / AgreementRecords::kBlock);
+  EXPECT_GT(rises, 0) << "otherwise the test shows nothing";
 }
 
 }  // namespace

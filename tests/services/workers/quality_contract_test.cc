@@ -1,6 +1,7 @@
 // What `auto` chooses for real prompts, and a contract that is kept: a method runs where its record proves it, and is
 // measured beside where it does not.
 #include "services/base/fault_point.h"
+#include "services/engine/methods/recovery_methods.h"
 #include "services/prefill_work/fidelity_sampler.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/seeded_random.h"
@@ -94,7 +95,8 @@ TEST_F(QualityContractTest, AutoByWhatThereIsToCopy) {
   const Documents few = Publish(random, 2, 200);
   EXPECT_EQ(why(few.prompt, few.spans), "exact little_to_gain");
   const Documents many = Publish(random, 3, 900);
-  EXPECT_EQ(why(many.prompt, many.spans), "sparsex default");
+  EXPECT_EQ(why(many.prompt, many.spans), "splice default") << "its map has a measured quality";
+  EXPECT_EQ(DefaultReusePolicy(model_->head_classes().get()), "splice");
   EXPECT_EQ(why(many.prompt, many.spans, 0.9), "exact no_record");
   EXPECT_EQ(why(many.prompt, many.spans, 0.9999), "exact unprovable");
   // Behind other instructions of the same length, what followed them is in its context.
@@ -103,7 +105,7 @@ TEST_F(QualityContractTest, AutoByWhatThereIsToCopy) {
     request.segments = {{{40, 840}, kDocs}};
   });
   const auto same = Concatenate({RandomPrompt(random, 30), context, RandomPrompt(random, 30)});
-  EXPECT_EQ(why(same, {{{30, 830}, kDocs}}), "sparsex same_context");
+  EXPECT_EQ(why(same, {{{30, 830}, kDocs}}), "splice same_context");
 }
 
 TEST_F(QualityContractTest, RowsAreCountedByReason) {
