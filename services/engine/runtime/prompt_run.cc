@@ -322,6 +322,7 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
 }
 
 void PromptRun::NoteRecomputed() {
+  if (layout_.reused.empty()) return;
   recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
   if (only_.empty()) recomputed_for_ = CountRecomputed(recomputed_rows_, policy_.Edges(layout_));
 }
