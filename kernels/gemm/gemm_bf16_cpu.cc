@@ -45,6 +45,7 @@ struct Product {
                         .w_stride = weight.panel_elements(),
                         .num_panels = num_panels,
                         .depth_blocks = std::min(blocks, end - block),
+                        .from_memory = args.num_rows <= kBf16RowBlock,
                         .add = block > 0,
                         .sums = sums});
     }

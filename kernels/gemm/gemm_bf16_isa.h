@@ -36,8 +36,9 @@ struct Bf16Block {
   int64_t w_stride = 0;          // elements from one panel to the next
   int64_t num_panels = 0;
   int64_t depth_blocks = 0;
-  bool add = false;       // true: adds to sums; false: overwrites them
-  float* sums = nullptr;  // 64-byte aligned; rows past num_rows are undefined
+  bool from_memory = false;  // panels are read for the first time; false: they are in a cache, mostly
+  bool add = false;          // true: adds to sums; false: overwrites them
+  float* sums = nullptr;     // 64-byte aligned; rows past num_rows are undefined
 };
 
 struct Bf16GemmKernels {

@@ -2,12 +2,11 @@
 // leaf code on raw pointers only (see common/simd.h).
 #include <immintrin.h>
 
+#include "kernels/gemm/gemm_bf16_passes_avx512.h"
 #include "kernels/gemm/gemm_fp8_isa.h"
 
 namespace spl::kernels::cpu::avx512_bf16 {
 namespace {
-
-constexpr int kPairs = static_cast<int>(kBf16DepthBlock / 2);
 
 // 32 codes as bf16. The exponent field of a normal code is rebased; subnormal codes, of which bf16 makes normal values,
 // come from a table.
@@ -28,39 +27,26 @@ void Widen(const uint8_t* codes, int64_t count, bf16* out) {
   for (int64_t i = 0; i < count; i += 32) _mm512_store_si512(out + i, Widen32(codes + i));
 }
 
-template <int kRows>
-void MultiplyRows(const Fp8Block& b, int64_t row) {
-  const auto* x = reinterpret_cast<const int32_t*>(b.x);
-  const int32_t* rows[kRows];
-  for (int r = 0; r < kRows; ++r) rows[r] = x + (row + r) * kPairs;
-  __m512 c[kRows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) c[r][0] = c[r][1] = _mm512_setzero_ps();
-  for (int64_t block = 0; block < b.depth_blocks; ++block) {
-    const uint8_t* codes = b.panel + block * kBf16PairElements;
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const auto w0 = reinterpret_cast<__m512bh>(Widen32(codes + pair * 32));
-      const auto w1 = reinterpret_cast<__m512bh>(Widen32(codes + kBf16TileElements + pair * 32));
-#pragma GCC unroll 12
-      for (int r = 0; r < kRows; ++r) {
-        const auto xr = reinterpret_cast<__m512bh>(_mm512_set1_epi32(rows[r][block * (kBf16PairElements / 2) + pair]));
-        c[r][0] = _mm512_dpbf16_ps(c[r][0], xr, w0);
-        c[r][1] = _mm512_dpbf16_ps(c[r][1], xr, w1);
-      }
-    }
+// 12 rows are 24 sums; two operands, a broadcast and the constants of Widen32 take the rest of the 32 registers.
+constexpr int kMostRows = 12;
+
+struct Panel {
+  static constexpr int kTiles = 2;
+
+  const uint8_t* codes;
+
+  const uint8_t* at(int64_t block, int pair) const { return codes + block * kBf16PairElements + pair * 32; }
+  void ask(int64_t block, int pair) const {  // two pairs are a line
+    AskAhead(at(block, pair) + (pair % 2 == 0 ? 0 : kBf16TileElements));
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-    _mm512_store_ps(b.sums + (row + r) * kBf16PanelColumns, c[r][0]);
-    _mm512_store_ps(b.sums + (row + r) * kBf16PanelColumns + 16, c[r][1]);
+  void get(int64_t block, int pair, __m512i (&w)[kTiles]) const {
+    w[0] = Widen32(at(block, pair));
+    w[1] = Widen32(at(block, pair) + kBf16TileElements);
   }
-}
+};
 
 void Multiply(const Fp8Block& b) {
-  int64_t row = 0;
-  for (; row + 12 <= b.num_rows; row += 12) MultiplyRows<12>(b, row);
-  for (; row + 4 <= b.num_rows; row += 4) MultiplyRows<4>(b, row);
-  for (; row < b.num_rows; ++row) MultiplyRows<1>(b, row);
+  MultiplyInPasses<kMostRows>(b.x, b.num_rows, b.depth_blocks, Panel{b.panel}, true, false, b.sums);
 }
 
 }  // namespace

@@ -2,12 +2,11 @@
 // BF16 extension; leaf code on raw pointers only (see common/simd.h).
 #include <immintrin.h>
 
+#include "kernels/gemm/gemm_bf16_passes_avx512.h"
 #include "kernels/gemm/gemm_int4_isa.h"
 
 namespace spl::kernels::cpu::avx512_bf16 {
 namespace {
-
-constexpr int kPairs = static_cast<int>(kBf16DepthBlock / 2);
 
 // -16 to 15 in bf16.
 alignas(64) constexpr uint16_t kValues[32] = {0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110,
@@ -57,41 +56,24 @@ void Widen(const uint8_t* panel, const uint8_t* offsets, int64_t depth_blocks, b
   }
 }
 
-template <int kRows>
-void MultiplyRows(const Int4Block& b, const Widener& widener, int64_t row) {
-  const auto* x = reinterpret_cast<const int32_t*>(b.x);
-  const int32_t* rows[kRows];
-  for (int r = 0; r < kRows; ++r) rows[r] = x + (row + r) * kPairs;
-  __m512 c[kRows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) c[r][0] = c[r][1] = _mm512_setzero_ps();
-  for (int64_t block = 0; block < b.depth_blocks; ++block) {
-    const uint8_t* codes = b.panel + block * kInt4BlockBytes;
-    for (int pair = 0; pair < kPairs; ++pair) {
-      __m512i words0, words1;
-      widener.Pair(codes + pair * 32, words0, words1);
-      const auto w0 = reinterpret_cast<__m512bh>(words0), w1 = reinterpret_cast<__m512bh>(words1);
-#pragma GCC unroll 12
-      for (int r = 0; r < kRows; ++r) {
-        const auto xr = reinterpret_cast<__m512bh>(_mm512_set1_epi32(rows[r][block * (kBf16PairElements / 2) + pair]));
-        c[r][0] = _mm512_dpbf16_ps(c[r][0], xr, w0);
-        c[r][1] = _mm512_dpbf16_ps(c[r][1], xr, w1);
-      }
-    }
+// 12 rows are 24 sums; two operands, a broadcast and the constants of Widener take the rest of the 32 registers.
+constexpr int kMostRows = 12;
+
+struct Panel {
+  static constexpr int kTiles = 2;
+
+  const uint8_t* codes;
+  Widener widener;
+
+  const uint8_t* at(int64_t block, int pair) const { return codes + block * kInt4BlockBytes + pair * 32; }
+  void ask(int64_t block, int pair) const {  // two pairs are a line
+    if (pair % 2 == 0) AskAhead(at(block, pair));
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-    _mm512_store_ps(b.sums + (row + r) * kBf16PanelColumns, c[r][0]);
-    _mm512_store_ps(b.sums + (row + r) * kBf16PanelColumns + 16, c[r][1]);
-  }
-}
+  void get(int64_t block, int pair, __m512i (&w)[kTiles]) const { widener.Pair(at(block, pair), w[0], w[1]); }
+};
 
 void Multiply(const Int4Block& b) {
-  const Widener widener(b.offsets);
-  int64_t row = 0;
-  for (; row + 12 <= b.num_rows; row += 12) MultiplyRows<12>(b, widener, row);
-  for (; row + 4 <= b.num_rows; row += 4) MultiplyRows<4>(b, widener, row);
-  for (; row < b.num_rows; ++row) MultiplyRows<1>(b, widener, row);
+  MultiplyInPasses<kMostRows>(b.x, b.num_rows, b.depth_blocks, Panel{b.panel, Widener(b.offsets)}, true, false, b.sums);
 }
 
 }  // namespace

@@ -54,8 +54,8 @@ class ScaledWeight : public LinearWeight {
 };
 
 // Rows up to which codes are widened in registers, once for 12 rows. With more rows, they are widened once for all, to
-// memory that stays in a cache.
-inline constexpr int64_t kRowsInRegisters = 12;
+// memory that stays in a cache; with 32 that is still slower (docs/results/2026-11-26-cpu-decoding.md).
+inline constexpr int64_t kRowsInRegisters = kBf16RowBlock;
 
 // `Codes` below is how one weight's codes are read:
 //   MultiplyF32(x, x_stride, num_rows, depth, panel, block, sums): as Fp8GemmKernels::multiply, from depth block

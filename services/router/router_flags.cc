@@ -156,7 +156,7 @@ void RouterFlags::Register(CLI::App& app) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--prefix-index-chunks", options_.dispatch.prefix_index.capacity,
-                 "Most chunks of 64 tokens in the router's prefix index; 140 bytes each")
+                 "Most chunks of 64 tokens in the router's prefix index; 150 bytes each")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--placement-temperature", options_.dispatch.placement.temperature,

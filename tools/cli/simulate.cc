@@ -308,7 +308,7 @@ class Simulation {
         view.peers[fleet_.decode[d].worker_id] = {.decode_epoch = fleet_.decode[d].epoch,
                                                   .bytes_per_s = options_.model.wire_bytes_per_s};
       }
-      holders_.push_back({view.worker_id, view.epoch});
+      holders_.push_back({view.worker_id, view.epoch, true, options_.model.prefill_kv_tokens / chunk::kChunkTokens});
       fleet_.prefill.push_back(std::move(view));
     }
     Refresh();

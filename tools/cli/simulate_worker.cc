@@ -62,7 +62,8 @@ void SimPrefill::Keep(const router::PromptKeys& keys, uint32_t tokens, const Sim
       break;
     }
   }
-  for (size_t i = 0; i < keys.prefix.size() && (i + 1) * chunk::kChunkTokens <= exact; ++i) {
+  // Like the engine: the deepest chunk is evicted first.
+  for (size_t i = std::min<size_t>(keys.prefix.size(), exact / chunk::kChunkTokens); i-- > 0;) {
     cache_.Put(keys.prefix[i], chunk::kChunkTokens);
     if (store != nullptr) store->Put(keys.prefix[i], chunk::kChunkTokens);
   }

@@ -145,7 +145,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
   std::vector<PrefixIndex::Holder> holders;
   for (size_t i = 0; i < fleet.num_places(); ++i) {
     const PrefillView& p = fleet.place(i);
-    holders.push_back({p.worker_id, p.epoch, p.reads_store});
+    holders.push_back({p.worker_id, p.epoch, p.reads_store, p.total_pages});  // a chunk fills a page
   }
   const std::vector<PredictedReuse> reuse = core_.PredictReuse(prompt_.keys, holders);
   const auto foreign = core_.foreign_load().Of(fleet);

@@ -9,6 +9,8 @@ namespace {
 constexpr size_t kPresencesPerChunk = 4;
 // Worker names may be new after every restart. Forgetting all of them makes the index empty, once in a long life.
 constexpr uint32_t kMaxHolders = 65'536;
+// Age classes of a worker's pages: it is predicted to have evicted a sixty-fourth of them too early at most.
+constexpr uint64_t kAgeClasses = 64;
 
 std::span<const chunk::ChunkKey> ExactPrefix(const PromptKeys& keys, uint32_t exact_tokens) {
   return std::span(keys.prefix).first(std::min<size_t>(keys.prefix.size(), exact_tokens / chunk::kChunkTokens));
@@ -42,20 +44,22 @@ PrefixIndex::Seconds PrefixIndex::SecondsAt(Clock::time_point time) const {
 uint32_t PrefixIndex::InternLocked(const Holder& holder) {
   const auto it = holders_.find(holder.worker_id);
   if (it != holders_.end() && it->second.epoch == holder.epoch) return it->second.id;
-  if (next_holder_ >= kMaxHolders) {
+  if (pools_.size() >= kMaxHolders) {
     entries_.clear();
     newest_ = oldest_ = nullptr;
     num_presences_ = 0;
     holders_.clear();
-    next_holder_ = 0;
+    pools_.clear();
   }
-  holders_[holder.worker_id] = {.epoch = holder.epoch, .id = next_holder_};
-  return next_holder_++;
+  const auto id = static_cast<uint32_t>(pools_.size());
+  holders_[holder.worker_id] = {.epoch = holder.epoch, .id = id};
+  pools_.emplace_back();
+  return id;
 }
 
 // Interned id → place in `holders`, or -1.
 std::vector<int32_t> PrefixIndex::PositionsLocked(std::span<const Holder> holders) const {
-  std::vector<int32_t> positions(next_holder_, -1);
+  std::vector<int32_t> positions(pools_.size(), -1);
   for (size_t i = 0; i < holders.size(); ++i) {
     const auto it = holders_.find(holders[i].worker_id);
     if (it != holders_.end() && it->second.epoch == holders[i].epoch) positions[it->second.id] = static_cast<int>(i);
@@ -73,7 +77,7 @@ PrefixIndex::Leading PrefixIndex::CountLeadingLocked(std::span<const chunk::Chun
     bool held = false;
     for (const Presence& presence : entry->holders) {
       const int32_t position = positions[presence.holder];
-      if (position < 0 || presence.expires <= now || leading.of_holder[position] != i) continue;
+      if (position < 0 || !HasLocked(presence, now) || leading.of_holder[position] != i) continue;
       leading.of_holder[position] = i + 1;
       held = true;
     }
@@ -104,7 +108,7 @@ std::vector<std::vector<uint8_t>> PrefixIndex::HoldsSegments(std::span<const Seg
     if (entry == nullptr) continue;
     for (const Presence& presence : entry->holders) {
       const int32_t position = positions[presence.holder];
-      if (position >= 0 && presence.expires > SecondsAt(now)) held[position][s] = 1;
+      if (position >= 0 && HasLocked(presence, SecondsAt(now))) held[position][s] = 1;
     }
   }
   return held;
@@ -132,7 +136,7 @@ std::vector<PredictedReuse> PrefixIndex::Predict(const PromptKeys& keys, std::sp
     if (entry != nullptr) {
       for (const Presence& presence : entry->holders) {
         const int32_t position = positions[presence.holder];
-        if (position >= 0 && presence.expires > now) held[position] = 1;
+        if (position >= 0 && HasLocked(presence, now)) held[position] = 1;
       }
       MakeNewestLocked(*entry);
     }
@@ -155,15 +159,18 @@ std::vector<PredictedReuse> PrefixIndex::Predict(const PromptKeys& keys, std::sp
 void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const Holder& holder, Clock::time_point now) {
   std::lock_guard lock(mutex_);
   const uint32_t id = InternLocked(holder);
-  for (const chunk::ChunkKey& key : keys) AddPresenceLocked(key, id, SecondsAt(now));
+  AddChainLocked(keys, id, holder, SecondsAt(now));
   EvictLocked();
 }
 
 void PrefixIndex::Insert(const PromptKeys& keys, const Holder& holder, uint32_t exact_tokens, Clock::time_point now) {
   std::lock_guard lock(mutex_);
   const uint32_t id = InternLocked(holder);
-  for (const chunk::ChunkKey& key : ExactPrefix(keys, exact_tokens)) AddPresenceLocked(key, id, SecondsAt(now));
-  for (const SegmentKey& segment : keys.segments) AddPresenceLocked(segment.key, id, SecondsAt(now));
+  AddChainLocked(ExactPrefix(keys, exact_tokens), id, holder, SecondsAt(now));
+  for (const SegmentKey& segment : keys.segments) {
+    const uint32_t chunks = (segment.end - segment.begin + chunk::kChunkTokens - 1) / chunk::kChunkTokens;
+    AddPresenceLocked(segment.key, id, holder, chunks, SecondsAt(now));
+  }
   EvictLocked();
 }
 
@@ -177,23 +184,57 @@ void PrefixIndex::InsertStored(const PromptKeys& keys, uint32_t exact_tokens, Cl
   EvictLocked();
 }
 
-void PrefixIndex::AddPresenceLocked(const chunk::ChunkKey& key, uint32_t holder, Seconds now) {
+// The start of the prompt counts as used last: a worker evicts the deepest chunks first.
+void PrefixIndex::AddChainLocked(std::span<const chunk::ChunkKey> keys, uint32_t id, const Holder& holder,
+                                 Seconds now) {
+  for (size_t i = keys.size(); i-- > 0;) AddPresenceLocked(keys[i], id, holder, 1, now);
+}
+
+void PrefixIndex::AddPresenceLocked(const chunk::ChunkKey& key, uint32_t id, const Holder& holder, uint32_t chunks,
+                                    Seconds now) {
   const Seconds expires = now + static_cast<Seconds>(options_.ttl.count());
   Entry& entry = AddLocked(key);
   Presence* stale = nullptr;
   for (Presence& presence : entry.holders) {
-    if (presence.holder == holder) {
-      presence.expires = expires;
+    if (presence.holder == id) {
+      presence = {
+          .holder = id, .expires = expires, .age_class = UsePoolLocked(id, holder.max_chunks, &presence, chunks)};
       return;
     }
-    if (presence.expires <= now) stale = &presence;
+    if (!HasLocked(presence, now)) stale = &presence;
   }
+  const Presence added{
+      .holder = id, .expires = expires, .age_class = UsePoolLocked(id, holder.max_chunks, nullptr, chunks)};
   if (stale != nullptr) {
-    *stale = {.holder = holder, .expires = expires};
+    *stale = added;
     return;
   }
-  entry.holders.push_back({.holder = holder, .expires = expires});
+  entry.holders.push_back(added);
   ++num_presences_;
+}
+
+uint32_t PrefixIndex::UsePoolLocked(uint32_t id, uint64_t max_chunks, const Presence* presence, uint32_t chunks) {
+  Pool& pool = pools_[id];
+  // The numbers end after days of the heaviest use: then all guesses about this worker are kept until they expire.
+  if (pool.classes.rbegin()->first == std::numeric_limits<uint32_t>::max()) pool = {};
+  const uint32_t newest = pool.classes.rbegin()->first;
+  if (max_chunks == 0) return newest;
+  const auto before = presence != nullptr ? pool.classes.find(presence->age_class) : pool.classes.end();
+  if (before != pool.classes.end()) {
+    const uint64_t moved = std::min<uint64_t>(before->second, chunks);
+    before->second -= moved;
+    pool.chunks -= moved;
+    if (before->second == 0 && before->first != newest) pool.classes.erase(before);
+  }
+  uint64_t& last = pool.classes.rbegin()->second;
+  last += chunks;
+  pool.chunks += chunks;
+  if (last * kAgeClasses >= max_chunks) pool.classes.emplace_hint(pool.classes.end(), newest + 1, 0);
+  while (pool.chunks > max_chunks && pool.classes.size() > 1) {
+    pool.chunks -= pool.classes.begin()->second;
+    pool.classes.erase(pool.classes.begin());
+  }
+  return newest;
 }
 
 PrefixIndex::Entry* PrefixIndex::FindLocked(const chunk::ChunkKey& key) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -18,7 +19,7 @@
 namespace spl::router {
 
 struct PrefixIndexOptions {
-  // Limit of all chunks; the least recently used are evicted first. A chunk takes about 140 bytes, and 8 for each
+  // Limit of all chunks; the least recently used are evicted first. A chunk takes about 150 bytes, and 12 for each
   // worker beyond two that has it. Those entries are limited too, to four times the number of chunks.
   size_t capacity = 1'048'576;
   std::chrono::seconds ttl{600};  // a guess older than this is worth nothing
@@ -78,6 +79,8 @@ class PrefixIndex {
     std::string worker_id;
     uint64_t epoch = 0;
     bool reads_store = true;
+    // Chunks that its pages hold; 0: unknown. Later prompts push out the chunks that were used longest ago.
+    uint64_t max_chunks = 0;
     bool operator==(const Holder&) const = default;
   };
 
@@ -105,6 +108,15 @@ class PrefixIndex {
   struct Presence {
     uint32_t holder = 0;
     Seconds expires = 0;
+    uint32_t age_class = 0;  // number of the class in the holder's Pool at its last use
+  };
+  // Tells which chunks a worker must have evicted by now, if it drops those that were used longest ago. Chunks used one
+  // after the other share an age class, so that a use costs no list of its own.
+  struct Pool {
+    // Class number -> chunks whose last use fell into it; none is empty but the newest. The oldest one that is left
+    // bounds what the worker still has.
+    std::map<uint32_t, uint64_t> classes = {{0, 0}};
+    uint64_t chunks = 0;  // sum of them
   };
   // Entries form a list by age through these pointers; nodes of an unordered_map do not move.
   struct Entry {
@@ -130,7 +142,14 @@ class PrefixIndex {
                              size_t num_holders, Seconds now);
   Entry* FindLocked(const chunk::ChunkKey& key);
   Entry& AddLocked(const chunk::ChunkKey& key);
-  void AddPresenceLocked(const chunk::ChunkKey& key, uint32_t holder, Seconds now);
+  void AddChainLocked(std::span<const chunk::ChunkKey> keys, uint32_t id, const Holder& holder, Seconds now);
+  // `chunks`: pages that the key stands for.
+  void AddPresenceLocked(const chunk::ChunkKey& key, uint32_t id, const Holder& holder, uint32_t chunks, Seconds now);
+  // Counts a use. `presence` null: its first. Returns the class.
+  uint32_t UsePoolLocked(uint32_t id, uint64_t max_chunks, const Presence* presence, uint32_t chunks);
+  bool HasLocked(const Presence& presence, Seconds now) const {
+    return presence.expires > now && presence.age_class >= pools_[presence.holder].classes.begin()->first;
+  }
   void MakeNewestLocked(Entry& entry);
   void UnlinkLocked(Entry& entry);
   void EvictLocked();
@@ -142,7 +161,7 @@ class PrefixIndex {
   Entry* oldest_ = nullptr;
   size_t num_presences_ = 0;
   std::unordered_map<std::string, Interned> holders_;  // by worker_id
-  uint32_t next_holder_ = 0;
+  std::vector<Pool> pools_;                            // by Interned::id
 };
 
 }  // namespace spl::router

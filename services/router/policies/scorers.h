@@ -15,8 +15,9 @@ struct ScorerOptions {
   double default_step_seconds = 0.01;
   double pressure_tokens = 16;  // cost of a half-full worker, in decode steps of delay
   // Spreads hot prompts: the saving of a hit counts 1 / (1 + decay · x) at a worker whose queue exceeds the fleet's
-  // mean by x times the computation of this prompt. 0: a hit counts the same everywhere.
-  double credit_decay = 4;
+  // mean by x times the computation of this prompt. 0: a hit counts the same everywhere. A queue costs its seconds
+  // already: more makes copies where waiting would be faster, and they push out others.
+  double credit_decay = 0;
   // Weight of each second that a running sequence waits for a prompt computed beside it: its reader already has text,
   // while a client that waits for a first token has none.
   double slowdown_share = 0.25;

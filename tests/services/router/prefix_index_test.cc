@@ -80,6 +80,47 @@ TEST(PrefixIndexTest, PresencesAreBoundedToo) {
   EXPECT_EQ(index.CountLeading(newest, holders, now)[0], 4u);
 }
 
+// A worker of 100 pages that was sent three prompts of 40 chunks has dropped half of the first.
+TEST(PrefixIndexTest, AWorkerHasDroppedWhatItsPagesCannotHold) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const std::vector<PrefixIndex::Holder> holders = {{.worker_id = "p0", .epoch = 1, .max_chunks = 100},
+                                                    {.worker_id = "p1", .epoch = 1}};
+  for (uint8_t prompt = 1; prompt <= 3; ++prompt) {
+    for (const PrefixIndex::Holder& holder : holders) index.Insert(Keys(prompt, 40), holder, now);
+  }
+  const auto first = index.CountLeading(Keys(1, 40), holders, now);
+  EXPECT_LE(first[0], 20u) << "from its end";
+  EXPECT_GE(first[0], 18u) << "to a sixty-fourth of the pages";
+  EXPECT_EQ(first[1], 40u) << "its size is not known";
+  EXPECT_EQ(index.CountLeading(Keys(2, 40), holders, now)[0], 40u);
+  EXPECT_EQ(index.CountLeading(Keys(3, 40), holders, now)[0], 40u);
+  index.Insert(Keys(1, 40), holders[0], now);  // computed again
+  EXPECT_EQ(index.CountLeading(Keys(1, 40), holders, now)[0], 40u);
+  EXPECT_LE(index.CountLeading(Keys(2, 40), holders, now)[0], 20u);
+  EXPECT_EQ(index.CountLeading(Keys(3, 40), holders, now)[0], 40u);
+  const std::vector<PrefixIndex::Holder> restarted = {{.worker_id = "p0", .epoch = 2, .max_chunks = 100}};
+  index.Insert(Keys(1, 40), restarted[0], now);
+  EXPECT_EQ(index.CountLeading(Keys(1, 40), restarted, now)[0], 40u) << "its pages are empty again";
+}
+
+// A text in front of all prompts stays, and takes its pages once.
+TEST(PrefixIndexTest, WhatIsUsedAgainIsNotDropped) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const std::vector<PrefixIndex::Holder> holders = {{.worker_id = "p0", .epoch = 1, .max_chunks = 100}};
+  index.Insert(Keys(1, 40), holders[0], now);
+  for (int i = 0; i < 1000; ++i) index.Insert(Keys(2, 50), holders[0], now);
+  EXPECT_EQ(index.CountLeading(Keys(1, 40), holders, now)[0], 40u);
+  for (uint8_t prompt = 3; prompt < 100; ++prompt) {
+    index.Insert(Keys(2, 50), holders[0], now);
+    index.Insert(Keys(prompt, 10), holders[0], now);
+  }
+  EXPECT_EQ(index.CountLeading(Keys(2, 50), holders, now)[0], 50u);
+  EXPECT_EQ(index.CountLeading(Keys(1, 40), holders, now)[0], 0u);
+  EXPECT_EQ(index.CountLeading(Keys(98, 10), holders, now)[0], 10u);
+}
+
 PromptKeys WithSegments(uint8_t chain, size_t chunks, const std::vector<std::pair<uint32_t, uint32_t>>& segments) {
   PromptKeys keys{.prefix = Keys(chain, chunks)};
   for (const auto& [begin, end] : segments) {
@@ -109,6 +150,19 @@ TEST(PrefixIndexTest, SegmentsCountBehindThePrefix) {
   // Behind a copy nothing is a prefix: only 400 tokens are exact, 6 chunks.
   index.Insert(other, kP0, reuse[0].exact_tokens, now);
   EXPECT_EQ(index.Predict(other, holders, now)[0].prefix_tokens, 384u);
+}
+
+TEST(PrefixIndexTest, SegmentsTakeTheirPages) {
+  PrefixIndex index({});
+  const Clock::time_point now = Clock::now();
+  const std::vector<PrefixIndex::Holder> holders = {{.worker_id = "p0", .epoch = 1, .max_chunks = 100}};
+  const auto prompt = WithSegments(1, 10, {{0, 640}});
+  index.Insert(prompt, holders[0], 0, now);
+  index.Insert(Keys(2, 85), holders[0], now);
+  EXPECT_EQ(index.HoldsSegments(prompt.segments, holders, now)[0][0], 1) << "95 pages";
+  index.Insert(Keys(3, 10), holders[0], now);
+  EXPECT_EQ(index.HoldsSegments(prompt.segments, holders, now)[0][0], 0);
+  EXPECT_EQ(index.Predict(prompt, holders, now)[0].aligned_tokens, 0u);
 }
 
 TEST(PrefixIndexTest, TheStoreServesEveryWorker) {

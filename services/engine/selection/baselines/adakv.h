@@ -12,7 +12,7 @@ namespace spl::engine {
 class AdaKvSelector final : public PromptSelector {
  public:
   static constexpr int32_t kPoolRadius = 3;  // a score is the best of seven neighbours
-  static constexpr double kFloor = 0.5;      // f: share of the mean budget that every head gets
+  static constexpr double kFloor = 0.2;      // f: share of the mean budget that every head gets, as published code has it
   using PromptSelector::PromptSelector;
   std::string_view name() const override { return "adakv"; }
   // Keeps the round((1 - f) n_h + f B) largest of head h. B = budget - window; n_h is the number of positions of head h
