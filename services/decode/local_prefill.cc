@@ -103,6 +103,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
       *local->engine_, *local->peers_, *local->pushes_, local->tickets_,
       prefill::PrefillCoreOptions{.worker_id = local->worker_id_,
                                   .epoch = host.epoch,
+                                  .fidelity = {0, 0},  // as canonical_prefill: nobody waits for a comparison
                                   .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens,
                                   .grammars = options.grammars},
       nullptr, host.metrics, host.tracer);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "services/methods/quality.h"
+
 namespace spl::methods {
 namespace {
 
@@ -118,7 +120,7 @@ std::string PolicyNames() { return Names(Policies()); }
 std::string SelectorNames() { return Names(Selectors()); }
 
 std::string_view PolicyOf(std::string_view policy, std::string_view quality) {
-  return quality == kStrict ? kExact : policy;
+  return ParseQuality(quality).value_or(Quality()).strict ? kExact : policy;
 }
 
 std::string_view ResolvePolicy(std::string_view policy, bool has_segments, std::string_view best) {

@@ -65,7 +65,7 @@ std::string SelectorNames();  // the same
 
 inline bool IsAuto(std::string_view name) { return name.empty() || name == kAuto; }
 
-// The policy that a request asks for: strict quality is exact, whatever it names.
+// The policy that a request asks for: strict quality (quality.h) is exact, whatever it names.
 std::string_view PolicyOf(std::string_view policy, std::string_view quality);
 // The policy that runs: "auto" is `best`, the model's (ModelIdentity.default_reuse), when the prompt `has_segments`,
 // marked ones or such as are looked for; else exact.

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
-        options.fidelity_share = flags.fidelity_share;
+        options.fidelity = {flags.fidelity_share, flags.quality_share};
         options.leases.max_bytes = flags.head_lease_bytes;
         options.engine.session_share = flags.session_share;
         options.engine.fetch_by_cost = flags.fetch == "cost";

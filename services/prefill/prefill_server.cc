@@ -91,10 +91,9 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   const std::string worker_id = options.worker_id.empty() ? "prefill-" + epoch.ToHex().substr(0, 8) : options.worker_id;
   server->cache_streams_ = std::make_unique<CacheStreams>(server->cache_events_, epoch_number);
   SPLICE_ASSIGN_OR_RETURN(server->tracer_, MakeTracer(options.trace, "splice-prefill", worker_id, server->metrics_));
-  server->service_ = std::make_unique<PrefillService>(*server->engine_, *server->peers_, *server->pushes_,
-                                                      server->tickets_, *server->leases_, *server->cache_streams_,
-                                                      worker_id, epoch_number, options.fidelity_share, neighbour.pool,
-                                                      options.grammars, server->metrics_, *server->tracer_);
+  server->service_ = std::make_unique<PrefillService>(
+      *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
+      worker_id, epoch_number, options.fidelity, neighbour.pool, options.grammars, server->metrics_, *server->tracer_);
   if (neighbour.pool != nullptr) neighbour.pool->set_writer_epoch(epoch_number);
   ServiceHostOptions host{.name = "prefill",
                           .listen = options.listen,

@@ -43,7 +43,7 @@ struct PrefillServerOptions {
   std::string worker_id;                       // empty: prefill-<random>
   uint64_t kv_bytes = 1ull << 30;              // bytes of the page pool; registered with the transport
   std::string store_address;                   // HOST:PORT of a splice-kvstore, or several with commas; empty: none
-  double fidelity_share = 0;  // share of the approximate prompts that are also computed exactly and compared
+  FidelityShares fidelity;                     // shares of the prompts that are compared with exact
   TraceOptions trace;
   engine::PrefillEngineOptions engine;  // its store is set from store_address
   transport::TransportOptions transport;

@@ -44,7 +44,7 @@ prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
                                TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
-                               std::string worker_id, uint64_t epoch, double fidelity_share,
+                               std::string worker_id, uint64_t epoch, FidelityShares fidelity,
                                std::shared_ptr<engine::SharedPool> shared,
                                std::shared_ptr<grammar::GrammarCache> grammars, Metrics& metrics, const Tracer& tracer)
     : engine_(engine),
@@ -61,7 +61,7 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
           engine, peers, pushes, tickets,
           {.worker_id = worker_id_,
            .epoch = epoch_,
-           .fidelity_share = fidelity_share,
+           .fidelity = fidelity,
            .shared = std::move(shared),
            .grammars = std::move(grammars)},
           [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes, const Peer& peer) {

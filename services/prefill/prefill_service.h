@@ -23,7 +23,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
  public:
   PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
                  HeadLeaseTable& leases, CacheStreams& cache_streams, std::string worker_id, uint64_t epoch,
-                 double fidelity_share, std::shared_ptr<engine::SharedPool> shared,
+                 FidelityShares fidelity, std::shared_ptr<engine::SharedPool> shared,
                  std::shared_ptr<grammar::GrammarCache> grammars, Metrics& metrics, const Tracer& tracer);
 
   grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,

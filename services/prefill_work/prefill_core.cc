@@ -12,6 +12,7 @@
 #include "services/base/status.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/methods/methods.h"
+#include "services/methods/quality.h"
 #include "services/prefill_work/in_place_delivery.h"
 #include "services/prefill_work/kv_push.h"
 #include "services/prefill_work/prefill_receipt.h"
@@ -67,8 +68,14 @@ void FillPromptLogprobs(const std::vector<engine::TokenLogprob>& from, const std
   }
 }
 
-// Takes over what needs no check.
-void TakeFields(const v1::PrefillRequest& request, engine::PrefillRequest& prefill) {
+// Takes over the fields that no other check is needed for. InvalidArgument: the quality.
+absl::Status TakeFields(const v1::PrefillRequest& request, engine::PrefillRequest& prefill) {
+  const std::optional<methods::Quality> quality = methods::ParseQuality(request.reuse().quality());
+  if (!quality.has_value())
+    return InvalidArgument("quality is '{}', it must be strict, balanced or a number above 0 and at most 1",
+                           request.reuse().quality());
+  prefill.terms.choose = request.choose_method();
+  prefill.terms.quality = quality->agreement;
   prefill.num_output_tokens = request.num_output_tokens();
   prefill.reuse_auto = request.reuse().auto_segments();
   prefill.publish = !request.reuse().has_publish() || request.reuse().publish();
@@ -76,6 +83,7 @@ void TakeFields(const v1::PrefillRequest& request, engine::PrefillRequest& prefi
   prefill.session = request.session();
   if (request.has_prompt_logprobs())
     prefill.prompt_logprobs = static_cast<int32_t>(std::min<uint32_t>(request.prompt_logprobs(), INT32_MAX));
+  return absl::OkStatus();
 }
 
 engine::SamplingParams SamplingOf(const v1::PrefillRequest& request,
@@ -96,9 +104,14 @@ PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWo
       options_(std::move(options)),
       give_lease_(std::move(give_lease)),
       tracer_(tracer),
-      fidelity_(engine, options_.fidelity_share, metrics),
+      metrics_(metrics),
+      fidelity_(engine, options_.fidelity, metrics),
       tickets_revoked_(metrics.Gauge("splice_prefill_tickets_revoked",
                                      "Given-up tickets that are remembered: a call that comes late is refused.")),
+      agreement_records_(
+          metrics.Gauge("splice_fidelity_records", "Namespaces and methods whose agreement with exact is on record.")),
+      agreement_forgotten_(
+          metrics.Counter("splice_fidelity_records_forgotten_total", "Such records that made room for others.")),
       late_runs_(metrics.Counter("splice_prefill_late_runs_total",
                                  "Calls that came after their ticket had been revoked, and were refused.")),
       tickets_invalid_(wire::RefusedTicketsCounter(metrics, "invalid")),
@@ -148,6 +161,9 @@ void PrefillCore::UpdateGauges() {
   const TicketGuard::Stats tickets = tickets_.stats();
   tickets_revoked_.Set(static_cast<double>(tickets.num_revoked));
   RaiseTo(late_runs_, tickets.num_refused);
+  const AgreementRecords::Stats records = fidelity_.records().stats();
+  agreement_records_.Set(static_cast<double>(records.num_records));
+  RaiseTo(agreement_forgotten_, records.num_forgotten);
 }
 
 grpc::ServerUnaryReactor* PrefillCore::Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
@@ -236,7 +252,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     return status;
   }
   prefill.sampling = SamplingOf(request, std::move(grammar));
-  TakeFields(request, prefill);
+  SPLICE_RETURN_IF_ERROR(TakeFields(request, prefill));
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
                                                                                engine_.model().config(), classes));
@@ -316,7 +332,16 @@ void PrefillCore::TraceStages(const TraceContext& run, const TraceContext& fetch
           {"splice.reuse", stats.policy}});
 }
 
+void PrefillCore::CountChoice(const engine::MethodChoice& choice) {
+  if (choice.why == engine::ChoiceReason::kNamed) return;
+  metrics_
+      .Counter("splice_prefill_choices_total", "Prompts whose method was chosen, by the method and the reason.",
+               {{"method", choice.policy}, {"why", std::string(engine::NameOf(choice.why))}})
+      .Increment();
+}
+
 void PrefillCore::Count(const engine::PrefillStats& stats) {
+  CountChoice(stats.choice);
   prompt_tokens_.Increment(static_cast<double>(stats.prompt_tokens));
   reused_prefix_.Increment(static_cast<double>(stats.cached_tokens - stats.session_tokens));
   reused_session_.Increment(static_cast<double>(stats.session_tokens));

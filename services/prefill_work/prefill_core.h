@@ -25,7 +25,7 @@ namespace spl::prefill {
 struct PrefillCoreOptions {
   std::string worker_id;  // for receipts, spans and errors
   uint64_t epoch = 0;
-  double fidelity_share = 0;        // share of the approximate prompts that are also computed exactly and compared
+  FidelityShares fidelity;          // shares of the prompts that are compared with exact
   int64_t max_computed_tokens = 0;  // limit per prompt (engine::PrefillRequest); 0: none
   // The pool of a decode worker in this process, when the engine computes in it; null: it has a pool of its own.
   std::shared_ptr<engine::SharedPool> shared;
@@ -62,6 +62,7 @@ class PrefillCore {
                                                                std::shared_ptr<const engine::StreamClasses> classes,
                                                                std::unique_ptr<TicketGuard::Hold> hold);
   void Count(const engine::PrefillStats& stats);
+  void CountChoice(const engine::MethodChoice& choice);
   void TraceStages(const TraceContext& run, const TraceContext& fetch, const engine::PrefillStats& stats) const;
 
   engine::PrefillEngine& engine_;
@@ -71,9 +72,12 @@ class PrefillCore {
   const PrefillCoreOptions options_;
   const GiveLease give_lease_;
   const Tracer& tracer_;
+  Metrics& metrics_;
   FidelitySampler fidelity_;
 
   prometheus::Gauge& tickets_revoked_;
+  prometheus::Gauge& agreement_records_;
+  prometheus::Counter& agreement_forgotten_;
   prometheus::Counter& late_runs_;
   prometheus::Counter& tickets_invalid_;
   prometheus::Counter& tickets_replayed_;

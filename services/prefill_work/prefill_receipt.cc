@@ -16,6 +16,33 @@ void FillLines(const engine::LineReport& lines, v1::LineReceipt& receipt) {
   receipt.set_held_out_lowest(lines.held_out_lowest);
 }
 
+void FillCopies(const engine::PrefillStats& stats, v1::CopyReceipt& receipt) {
+  receipt.set_same_context(static_cast<uint32_t>(stats.copied.same_context));
+  receipt.set_isolated(static_cast<uint32_t>(stats.copied.isolated));
+  receipt.set_foreign(static_cast<uint32_t>(stats.copied.foreign));
+  if (stats.probe_layers > 0) receipt.set_probe_layers(static_cast<uint32_t>(stats.probe_layers));
+  if (stats.dense_layers > 0) receipt.set_dense_layers(static_cast<uint32_t>(stats.dense_layers));
+  if (stats.recomputed_tokens == 0) return;
+  v1::RecomputedReceipt& rows = *receipt.mutable_recomputed();
+  rows.set_chosen(static_cast<uint32_t>(stats.recomputed_for.chosen));
+  rows.set_links(static_cast<uint32_t>(stats.recomputed_for.links));
+  rows.set_beside_new(static_cast<uint32_t>(stats.recomputed_for.beside_new));
+  rows.set_tail(static_cast<uint32_t>(stats.recomputed_for.tail));
+}
+
+void FillChoice(const engine::MethodChoice& choice, v1::ChoiceReceipt& receipt) {
+  receipt.set_why(std::string(engine::NameOf(choice.why)));
+  receipt.set_method(choice.judged);
+  receipt.set_work(choice.work);
+  if (choice.quality > 0) receipt.set_quality(choice.quality);
+  if (choice.agreement.weight > 0) {
+    receipt.set_agreement(choice.agreement.share);
+    receipt.set_agreement_low(choice.agreement.low);
+    receipt.set_comparisons(choice.agreement.weight);
+  }
+  receipt.set_measured_beside(choice.measure);
+}
+
 }  // namespace
 
 void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
@@ -29,13 +56,8 @@ void FillReceipt(const engine::PrefillOutcome& outcome, v1::Receipt& receipt) {
   receipt.set_aligned_tokens(static_cast<uint32_t>(stats.aligned_tokens));
   receipt.set_recomputed_tokens(static_cast<uint32_t>(stats.recomputed_tokens));
   receipt.set_computed_tokens(static_cast<uint32_t>(stats.computed_tokens));
-  if (stats.aligned_tokens > 0) {
-    v1::CopyReceipt& copies = *receipt.mutable_copies();
-    copies.set_same_context(static_cast<uint32_t>(stats.copied.same_context));
-    copies.set_isolated(static_cast<uint32_t>(stats.copied.isolated));
-    copies.set_foreign(static_cast<uint32_t>(stats.copied.foreign));
-    if (stats.probe_layers > 0) copies.set_probe_layers(static_cast<uint32_t>(stats.probe_layers));
-  }
+  if (stats.aligned_tokens > 0) FillCopies(stats, *receipt.mutable_copies());
+  if (stats.choice.why != engine::ChoiceReason::kNamed) FillChoice(stats.choice, *receipt.mutable_choice());
   if (stats.ffn_share < 1 || stats.restored_heads > 0) {
     receipt.mutable_head_classes()->set_ffn_share(stats.ffn_share);
     receipt.mutable_head_classes()->set_restored_heads(static_cast<uint32_t>(stats.restored_heads));

@@ -7,6 +7,7 @@
 
 #include "services/base/check.h"
 #include "services/methods/methods.h"
+#include "services/methods/quality.h"
 
 namespace spl::wire {
 namespace {
@@ -91,7 +92,7 @@ const RequestOption& FindRequestOption(std::string_view name) {
 }
 
 UnreadOption FindUnreadOption(const v1::ReuseOptions& options) {
-  if (options.quality() == methods::kStrict) return {};
+  if (methods::ParseQuality(options.quality()).value_or(methods::Quality()).strict) return {};
   for (const RequestOption& option : RequestOptions()) {
     const std::string& method = option.of_decoding ? options.decode() : options.policy();
     if (option.methods.empty() || methods::IsAuto(method) || !option.IsSet(options)) continue;

@@ -118,6 +118,9 @@ void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
                  "tokens of one prefill slice (chunked prefill), a multiple of 64")
       ->check(CLI::Range(64, 65536))
       ->capture_default_str();
+  app.add_option("--quality-share", flags.quality_share, kQualityShareHelp)
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                  "lowest KV rate to a decode worker, slower ones are refused; 0: no limit")
       ->check(CLI::NonNegativeNumber);

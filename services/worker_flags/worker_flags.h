@@ -43,6 +43,10 @@ inline constexpr char kKvDtypeHelp[] =
 inline constexpr char kNoAsyncSchedulingHelp[] =
     "GPU only: start a decode step after the tokens of the step before it are known; slower, for comparison";
 
+inline constexpr char kQualityShareHelp[] =
+    "share of the requests with a number as quality that are computed both exactly and by their method, so that there "
+    "is "
+    "a record; 0: all of them are exact";
 inline constexpr char kNoStepCostsHelp[] =
     "GPU only: do not measure at start what decode steps cost; the decode method adaptive then decides by a built-in "
     "rule";
@@ -76,6 +80,7 @@ struct WorkerFlags {
   int32_t local_prefill_slice_tokens = 128;        // decode only
   std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
+  double quality_share = 0.05;  // for requests with a contract; prefill
   double session_share = 0.5;
   double session_lease_s = 600;
   std::chrono::milliseconds session_lease() const {

@@ -168,6 +168,9 @@ void AddMetricsAndTraceFlags(CLI::App& app, Flags& flags) {
                  "to compare logits (splice_fidelity_*)")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_option("--quality-share", c.quality_share, kQualityShareHelp)
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   c.trace.Register(app);
   app.add_option("--trace-ui-url", c.trace_ui_url, router::kTraceUiUrlHelp);
   app.add_option("--log-level", flags.log_level,

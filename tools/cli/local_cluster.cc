@@ -148,7 +148,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   prefill.worker_id = "prefill-0";
   prefill.kv_bytes = pools.prefill;
   prefill.trace = options.trace;
-  prefill.fidelity_share = options.fidelity_share;
+  prefill.fidelity = {options.fidelity_share, options.quality_share};
   prefill.store_address = store_->grpc_address();
   prefill.engine.fetch_by_cost = options.fetch_by_cost;
   prefill.engine.executor.num_threads = options.num_threads;

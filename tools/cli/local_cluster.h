@@ -56,6 +56,7 @@ struct LocalClusterOptions {
   // none on a GPU, which runs both at the same time.
   std::optional<int64_t> itl_target_ms;
   double fidelity_share = 0.01;
+  double quality_share = 0.05;
   TraceOptions trace;
   std::string trace_ui_url;  // see router::RouterOptions
   // Called when a part of the start that takes long begins, in words; may be null.

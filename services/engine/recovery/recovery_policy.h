@@ -139,6 +139,13 @@ struct CopySummary {
   std::vector<int32_t> attended;   // offsets in the copy, ascending
 };
 
+// Rows of copies that are computed whatever scores say.
+struct EdgeRows {
+  PositionRanges links;       // first tokens of segments
+  PositionRanges beside_new;  // next to fresh text
+  PositionRanges tail;        // the end of a prompt that ends with a copy, its last position among them
+};
+
 // One object for each request; used by the engine thread only. A policy only decides: the executor allocates pages,
 // makes copies and runs kernels.
 class RecoveryPolicy {
@@ -160,6 +167,15 @@ class RecoveryPolicy {
   // Layers through which fresh text alone ran over the copies to choose rows, for the receipt. 0: none. Asked when all
   // stages have run.
   virtual int32_t probe_layers() const { return 0; }
+  // First layers in which every recovered row ran, for the receipt. 0: none. Asked when all stages have run.
+  virtual int32_t dense_layers_run() const { return 0; }
+  // Asked after FirstStage, for the receipt.
+  virtual EdgeRows Edges(const ReuseLayout& /*layout*/) const { return {}; }
+  // Work on a prompt of this layout, in rows through all layers, as far as it is known before the first stage. Asked
+  // before FirstStage, which may then get the same layout only.
+  virtual double PredictedRows(const ReuseLayout& layout) { return static_cast<double>(layout.active().size()); }
+  // Share of the copies' tokens that is kept, as far as it is known before the first stage.
+  virtual double PredictedKept(const ReuseLayout& /*layout*/) const { return 1; }
 
   // Share of the work on a copied token that its copy saves, at least: whether fetching it pays. Asked at any time.
   virtual double SavedByCopy() const { return 1; }

@@ -33,6 +33,11 @@ class SamKvPolicy : public RecoveryPolicy {
   int32_t first_cached_layer() const override { return sparsex_.first_cached_layer(); }
   int32_t probe_layers() const override { return sparsex_.probe_layers(); }
   double SavedByCopy() const override { return sparsex_.SavedByCopy(); }
+  int32_t dense_layers_run() const override { return sparsex_.dense_layers_run(); }
+  EdgeRows Edges(const ReuseLayout& layout) const override { return sparsex_.Edges(layout); }
+  // The last token runs twice.
+  double PredictedRows(const ReuseLayout& layout) override { return sparsex_.PredictedRows(layout) + 1; }
+  double PredictedKept(const ReuseLayout& layout) const override { return HasChoice(layout) ? BudgetRatio(layout) : 1; }
   int32_t max_segments() const final { return kSamKvMaxDocuments; }
   std::optional<int32_t> FirstQuantizedLayer(bool isolated) const override;
   void TakeScores(std::vector<float> scores) final { scores_ = std::move(scores); }

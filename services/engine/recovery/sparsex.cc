@@ -79,6 +79,7 @@ PrefillStage SparseXPolicy::FirstReuseStage(const ReuseLayout& layout) {
   const PositionRanges recovered = Recovered(layout);
   const PositionRange last{layout.num_tokens - 1, layout.num_tokens};  // its logits give the first token
   if (recovered.empty()) return {.rows = UnionOf(layout.fresh(), {&last, 1}), .layers = {0, config().num_layers}};
+  runs_dense_ = dense_layers_ > 0;
   if (dense_layers_ >= config().num_layers) return AllRows(layout);
   if (dense_layers_ == 0) {
     // K of layer 0 depends on the token and its position alone, so the copies score as well as fresh keys would.
@@ -151,6 +152,19 @@ PositionRanges SparseXPolicy::RowsWithoutScores(const ReuseLayout& layout) const
     rows.insert(rows.end(), more.begin(), more.end());
   rows.push_back({layout.num_tokens - 1, layout.num_tokens});
   return MergeRanges(std::move(rows));
+}
+
+EdgeRows SparseXPolicy::Edges(const ReuseLayout& layout) const {
+  PositionRanges tail = Tail(layout);
+  tail.push_back({layout.num_tokens - 1, layout.num_tokens});
+  return {.links = Links(layout), .beside_new = Overflow(layout), .tail = MergeRanges(std::move(tail))};
+}
+
+double SparseXPolicy::PredictedRows(const ReuseLayout& layout) {
+  Prepare(layout);
+  const auto fresh = static_cast<double>(CountOf(layout.fresh()));
+  if (layout.reused.empty() || Recovered(layout).empty()) return fresh + 1;  // and the last position
+  return static_cast<double>(CostOf(layout)) / config().num_layers;
 }
 
 PositionRanges SparseXPolicy::ProbeRows(const ReuseLayout& layout) const {

@@ -32,6 +32,9 @@ class SparseXPolicy : public RecoveryPolicy {
   bool reuses_segments() const override { return true; }
   int32_t first_cached_layer() const override { return first_cached_layer_; }
   double SavedByCopy() const override;
+  int32_t dense_layers_run() const override { return runs_dense_ ? dense_layers_ : 0; }
+  EdgeRows Edges(const ReuseLayout& layout) const override;
+  double PredictedRows(const ReuseLayout& layout) override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
   // Number of dense layers before the boundary.
@@ -78,6 +81,7 @@ class SparseXPolicy : public RecoveryPolicy {
   const Amount amount_;
   int32_t dense_layers_ = 0;        // known from Prepare on
   int32_t first_cached_layer_ = 0;  // known from Prepare on
+  bool runs_dense_ = false;         // some copies are recovered above dense layers
   enum class Next { kNothing, kProbes, kChosen };
   Next next_ = Next::kNothing;
 };

@@ -36,6 +36,11 @@ double SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
   return kProbeRowCost * static_cast<double>(rows);
 }
 
+double SparseXProbePolicy::PredictedRows(const ReuseLayout& layout) {
+  const double rows = SparseXPolicy::PredictedRows(layout);
+  return !probes_ || Recovered(layout).empty() ? rows : CostOf(layout) / config().num_layers;
+}
+
 void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
   SparseXPolicy::Prepare(layout);
   if (layout.reused.empty()) return;  // nothing is recovered either way

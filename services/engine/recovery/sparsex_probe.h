@@ -32,6 +32,8 @@ class SparseXProbePolicy : public SparseXPolicy {
                      double least_share = 0);
   int32_t first_cached_layer() const override { return probes_ ? 0 : SparseXPolicy::first_cached_layer(); }
   int32_t probe_layers() const override { return probed_ ? end_ : 0; }
+  int32_t dense_layers_run() const override { return probed_ ? 0 : SparseXPolicy::dense_layers_run(); }
+  double PredictedRows(const ReuseLayout& layout) override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 
  protected:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "services/methods/methods.h"
+
 namespace spl::engine {
 namespace {
 
@@ -32,8 +34,11 @@ void LocalKv::AppendLeading(PrefillJob& job, SequenceKv& kv) {
   job.stats.session_tokens = 0;
   if (request.prompt_logprobs.has_value()) return;
   if (!request.session.empty()) {
+    // A contract is with exact: what another method left of the last turn may not be used.
+    ReuseOptions reuse = request.reuse;
+    if (request.terms.quality > 0) reuse.policy = methods::kExact;
     const SessionTable::Match match =
-        sessions.Find(SessionOf(request), keys, MethodOf(request.reuse), std::chrono::steady_clock::now());
+        sessions.Find(SessionOf(request), keys, MethodOf(reuse), std::chrono::steady_clock::now());
     if (match.num_pages > static_cast<int64_t>(prefixes.CountLeading(keys))) {
       kv.AppendLeading(*match.kv, match.num_pages);
       job.stats.session_tokens = kv.num_tokens();

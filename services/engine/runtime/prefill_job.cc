@@ -9,6 +9,8 @@
 #include "services/engine/recovery/exact.h"
 #include "services/engine/runtime/local_generator.h"
 #include "services/engine/runtime/local_kv.h"
+#include "services/engine/runtime/prompt_choice.h"
+#include "services/engine/runtime/prompt_layout.h"
 #include "services/engine/runtime/prompt_logprobs.h"
 #include "services/methods/methods.h"
 
@@ -72,7 +74,10 @@ void PrefillJob::Begin() {
 
 absl::Status PrefillJob::StartRun(LocalKv& local, ParallelExecutor& executor) {
   const auto start = Clock::now();
-  run = std::make_unique<PromptRun>(request.tokens, local.FindSegments(*this), *kv, *policy);
+  std::vector<SegmentHit> hits = local.FindSegments(*this);
+  ReuseLayout layout = LayoutOf(request.tokens, cached(), hits);
+  SPLICE_RETURN_IF_ERROR(ChooseMethodOf(*this, executor.model(), hits, layout));
+  run = std::make_unique<PromptRun>(request.tokens, std::move(hits), std::move(layout), *kv, *policy);
   run->Report(stats);
   const int64_t most = request.max_computed_tokens;
   if (most > 0 && stats.computed_tokens > most)
@@ -182,8 +187,12 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
   if (request.num_output_tokens < 0 || request.num_output_tokens >= length)
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
-  request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
-                                                DefaultReusePolicy(model.head_classes().get()));
+  request.terms.choose |= methods::IsAuto(request.reuse.policy);
+  // As the router does it: a contract is with exact, which is decoded from everything.
+  const std::string best =
+      request.terms.quality > 0 ? std::string(methods::kSparseX) : DefaultReusePolicy(model.head_classes().get());
+  request.reuse.policy =
+      methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto, best);
   SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));
   auto job = std::make_shared<PrefillJob>();
   if (request.prompt_logprobs.has_value()) job->prompt_logprobs.resize(request.tokens.size() - 1);

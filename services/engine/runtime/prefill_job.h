@@ -66,7 +66,8 @@ struct PrefillJob {
   // So is every position whose logits the request asks for.
   std::span<const chunk::ChunkKey> reusable_keys() const {
     if (request.prompt_logprobs.has_value()) return {};
-    return std::span(keys).first(std::min(keys.size(), (request.tokens.size() - 1) / kernels::kPageTokens));
+    const auto most = std::min<uint64_t>(request.tokens.size() - 1, static_cast<uint64_t>(request.max_cached_tokens));
+    return std::span(keys).first(std::min<size_t>(keys.size(), most / kernels::kPageTokens));
   }
   // Parts of `within` that are in no segment of the request.
   PositionRanges UnmarkedText(PositionRange within) const;

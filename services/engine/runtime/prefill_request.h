@@ -14,6 +14,7 @@
 #include "services/chunk/chunk.h"
 #include "services/engine/cache/kept_tokens.h"
 #include "services/engine/cache/sequence_kv.h"
+#include "services/engine/methods/method_choice.h"
 #include "services/engine/model/position_ranges.h"
 #include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/chunk_publisher.h"
@@ -65,7 +66,9 @@ struct PrefillRequest {
   std::vector<int32_t> tokens;
   int64_t num_output_tokens = 0;  // end of `tokens` that was generated earlier (a resumed continuation)
   SamplingParams sampling;
-  ReuseOptions reuse;  // policy "" or "auto": sparsex if there are segments, marked or to be found; else exact
+  // Policy "" or "auto": chosen when it is known what there is to copy.
+  ReuseOptions reuse;
+  MethodTerms terms;
   chunk::Digest namespace_key{};
   std::string session;              // the conversation that this is a turn of (SessionTable); empty: none
   chunk::Digest session_owner{};    // the caller (SessionId)
@@ -76,6 +79,7 @@ struct PrefillRequest {
   bool background = false;  // low priority: runs after all requests that are not
   // Most tokens without KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
   int64_t max_computed_tokens = 0;
+  int64_t max_cached_tokens = INT64_MAX;  // leading tokens whose KV may be taken from earlier prompts
   bool return_first_logits = false;
   // Log-probabilities of the prompt's tokens, and so many alternatives for each. The whole prompt is computed then, and
   // no cached KV is used, as its rows are gone. InvalidArgument: another policy than exact, or more than

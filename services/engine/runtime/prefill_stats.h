@@ -6,6 +6,7 @@
 #include <string>
 
 #include "services/engine/execution/line_attention.h"
+#include "services/engine/methods/method_choice.h"
 #include "services/engine/runtime/fetch_cost.h"
 
 namespace spl::engine {
@@ -17,19 +18,30 @@ struct CopiedTokens {
   int64_t same_context = 0, isolated = 0, foreign = 0;
 };
 
+// Recomputed tokens of copies, each by the first of its reasons.
+struct RecomputedTokens {
+  int64_t links = 0;       // first tokens of segments
+  int64_t beside_new = 0;  // next to text that is new
+  int64_t tail = 0;        // the end of a prompt that ends with a copy
+  int64_t chosen = 0;      // all others: scores chose them
+};
+
 // Units are tokens. prompt = cached + aligned + computed.
 struct PrefillStats {
   std::string policy;
   bool exact = false;  // the KV equals that of a plain prefill
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;      // leading tokens with KV: from local pages, the chunk store or the conversation
-  int64_t session_tokens = 0;     // those of them from the last turn of the conversation
-  int64_t stored_tokens = 0;      // those of cached_tokens from the chunk store
-  int64_t aligned_tokens = 0;     // copies of segments, rotated to their new positions
-  CopiedTokens copied;            // aligned_tokens, by context
-  int64_t recomputed_tokens = 0;  // those of them that were recomputed in the layers above the dense ones
-  int32_t probe_layers = 0;       // layers in which fresh text alone chose these; 0: other layers, or nothing chose
-  int64_t computed_tokens = 0;    // neither cached nor aligned
+  int64_t cached_tokens = 0;        // leading tokens with KV: from local pages, the chunk store or the conversation
+  int64_t session_tokens = 0;       // those of them from the last turn of the conversation
+  int64_t stored_tokens = 0;        // those of cached_tokens from the chunk store
+  int64_t aligned_tokens = 0;       // copies of segments, rotated to their new positions
+  CopiedTokens copied;              // aligned_tokens, by context
+  int64_t recomputed_tokens = 0;    // those of them that were recomputed in the layers above the dense ones
+  RecomputedTokens recomputed_for;  // recomputed_tokens, by reason
+  MethodChoice choice;
+  int32_t dense_layers = 0;     // first layers in which every row ran, to choose these; 0: none, or a probe chose
+  int32_t probe_layers = 0;     // layers in which fresh text alone chose these; 0: other layers, or nothing chose
+  int64_t computed_tokens = 0;  // neither cached nor aligned
   int64_t fetched_bytes = 0;
   StoreUse store_use = StoreUse::kNone;
   int64_t skipped_tokens = 0;      // computed although the store has them: store_use says why

@@ -11,47 +11,30 @@
 #include "services/engine/execution/observers/open_rows.h"
 #include "services/engine/execution/observers/query_means.h"
 #include "services/engine/execution/observers/value_deviation.h"
+#include "services/engine/runtime/prompt_layout.h"
 
 namespace spl::engine {
 PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv,
+                     RecoveryPolicy& policy)
+    : PromptRun(tokens, hits, LayoutOf(tokens, kv.num_tokens(), hits), kv, policy) {}
+
+PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, ReuseLayout layout, SequenceKv& kv,
                      RecoveryPolicy& policy)
     : tokens_(tokens),
       hits_(std::move(hits)),
       kv_(kv),
       policy_(policy),
       num_layers_(kv.shape().num_layers),
-      layout_{static_cast<int32_t>(tokens.size()), static_cast<int32_t>(kv.num_tokens()), {}, {}} {
-  int32_t end = layout_.num_prefix;
-  for (const SegmentHit& hit : hits_) {
-    SPLICE_CHECK(hit.target >= end && hit.num_tokens > 0 && hit.target + hit.num_tokens <= layout_.num_tokens,
-                 "hits ascend behind the prefix");
-    end = hit.target + hit.num_tokens;
-    layout_.reused.push_back({hit.target, end});
-    layout_.contexts.push_back(ContextOf(hit, tokens_, hits_.front().target));
-    layout_.copies_are_whole &= hit.source->is_whole();
-    CountCopy(layout_.reused.back(), layout_.contexts.back());
-  }
+      layout_(std::move(layout)),
+      copied_(CountCopies(layout_)),
+      foreign_(ForeignCopies(layout_)) {
+  SPLICE_CHECK(hits_.size() == layout_.reused.size(), "a copy for each hit");
   exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();
   aligned_tokens_ = reused_tokens();
   if (!policy_.is_exact(layout_)) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
   } else if (!hits_.empty()) {
     kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
-  }
-}
-
-void PromptRun::CountCopy(const PositionRange& copy, CopyContext context) {
-  switch (context) {
-    case CopyContext::kSame:
-      copied_.same_context += copy.size();
-      break;
-    case CopyContext::kIsolated:
-      copied_.isolated += copy.size();
-      break;
-    case CopyContext::kForeign:
-      copied_.foreign += copy.size();
-      foreign_.push_back(copy);
-      break;
   }
 }
 
@@ -324,8 +307,7 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
   final_end_ = final_.end;
   if (next_row_ < num_rows_) return absl::OkStatus();
-  if (stage_.layers.end == num_layers_ && !stage_.keys_only_last && stage_.summary_of < 0)
-    recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
+  if (stage_.layers.end == num_layers_ && !stage_.keys_only_last && stage_.summary_of < 0) NoteRecomputed();
   if (!stage_.query_means.empty()) SPLICE_RETURN_IF_ERROR(GiveQueryMeans(executor));
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> selected, Selected(executor));
   scores_.clear();
@@ -339,13 +321,23 @@ absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   return absl::OkStatus();
 }
 
+void PromptRun::NoteRecomputed() {
+  if (layout_.reused.empty()) return;
+  recomputed_rows_ = UnionOf(recomputed_rows_, IntersectionOf(stage_.rows, MergeRanges(layout_.reused)));
+  if (only_.empty()) recomputed_for_ = CountRecomputed(recomputed_rows_, policy_.Edges(layout_));
+}
+
 void PromptRun::Report(PrefillStats& stats) const {
   stats.exact = exact_;
   stats.aligned_tokens = aligned_tokens_;
   stats.copied = copied_;
   stats.computed_tokens = stats.prompt_tokens - stats.cached_tokens - aligned_tokens_;
   stats.recomputed_tokens = recomputed_tokens();
+  stats.recomputed_for = recomputed_for_;
+  stats.recomputed_for.chosen =
+      stats.recomputed_tokens - recomputed_for_.links - recomputed_for_.beside_new - recomputed_for_.tail;
   stats.probe_layers = policy_.probe_layers();
+  stats.dense_layers = reuses() ? policy_.dense_layers_run() : 0;
   stats.restored_heads = static_cast<int64_t>(restored_heads().size());
   stats.ffn_share = ffn_share();
   stats.kept_share = kept_share();

@@ -25,6 +25,10 @@ class PromptRun {
   // hit on is marked approximate.
   PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, SequenceKv& kv, RecoveryPolicy& policy);
 
+  // `layout`: LayoutOf them, for a caller who has it.
+  PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hits, ReuseLayout layout, SequenceKv& kv,
+            RecoveryPolicy& policy);
+
   // Copies the hits and allocates memory for the first stage. Once, before the first pass.
   absl::Status Begin(ParallelExecutor& executor);
 
@@ -97,7 +101,7 @@ class PromptRun {
 
  private:
   bool scores() const { return stage_.score.kind != ScoreKind::kNone; }
-  void CountCopy(const PositionRange& copy, CopyContext context);
+  void NoteRecomputed();
   absl::Status Enter(ParallelExecutor& executor, PrefillStage stage);
   absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
@@ -127,7 +131,8 @@ class PromptRun {
   int64_t next_row_ = 0;            // row of the stage
   PositionRanges recomputed_rows_;  // rows of copies, through all layers
   int64_t recomputed_dropped_ = 0;  // those that were dropped afterwards
-  double left_share_ = 1;           // share of the copies' tokens that remain
+  RecomputedTokens recomputed_for_;
+  double left_share_ = 1;  // share of the copies' tokens that remain
   int64_t summaries_computed_ = 0;
   bool done_ = false;
   std::vector<HiddenStates> hidden_;     // [num_ranks], or none

@@ -86,6 +86,7 @@ void FillPrefillRequest(const SentRequest& sent, const Attempt& attempt, v1::Pre
   AddTokensToPrefill(sent, attempt, *out.mutable_token_ids());
   *out.mutable_sampling() = ToProto(request.sampling);
   *out.mutable_reuse() = request.reuse;
+  out.set_choose_method(request.choose_method);
   out.set_namespace_key(prompt.namespace_key.data(), prompt.namespace_key.size());
   for (size_t i = 0; i < prompt.segments.size(); ++i) {
     v1::TokenSegment& segment = *out.add_segments();

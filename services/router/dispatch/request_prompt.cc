@@ -7,6 +7,7 @@
 
 #include "services/base/status.h"
 #include "services/methods/methods.h"
+#include "services/methods/quality.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -83,7 +84,15 @@ absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const Se
 void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet) {
   const std::string_view asked = methods::PolicyOf(request.reuse.policy(), request.reuse.quality());
   const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
-  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, fleet.model.default_reuse)));
+  const bool contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement > 0;
+  // A contract is with exact, which is decoded from everything: windows of heads would break it behind the first token.
+  const std::string_view best =
+      contract && !fleet.model.default_reuse.empty() ? methods::kSparseX : std::string_view(fleet.model.default_reuse);
+  request.choose_method = methods::IsAuto(asked);
+  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, best)));
+  const methods::Policy* const policy = methods::FindPolicy(request.reuse.policy());
+  if (contract && policy != nullptr && policy->head_classes != methods::HeadClasses::kNever)
+    request.reuse.mutable_heads()->set_full_kv(true);
   if (!methods::ReusesSegments(request.reuse.policy())) prompt.keys.segments.clear();
   // No cached KV is used, wherever it is.
   if (request.prompt_logprobs.has_value()) prompt.keys = {};

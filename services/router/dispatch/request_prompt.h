@@ -39,8 +39,10 @@ std::string ConversationOf(const GenerationRequest& request, const RequestPrompt
 absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const ServedModel& model,
                                             const NamespaceKeys& namespace_keys, const FleetSnapshot& fleet);
 
-// Replaces the policy "auto" by the fleet's default if the prompt has text to reuse. It must be known before KV is
-// reserved, because a method with head classes needs fewer pages. An exact prompt has no segment keys.
+// Replaces the policy "auto" by the fleet's default if the prompt has text to reuse, and remembers that it did
+// (GenerationRequest::choose_method). It must be known before KV is reserved, because a method with head classes needs
+// fewer pages. With a contract (ReuseOptions.quality) the decode worker gets all KV. An exact prompt has no segment
+// keys.
 void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet);
 
 // Limits max_tokens and min_tokens to the room after the prompt. InvalidArgument: the prompt is empty or longer than

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "services/methods/quality.h"
 #include "services/router/request/api_error.h"
 #include "services/wire/request_options.h"
 
@@ -72,8 +73,10 @@ absl::Status ValidateReuse(const GenerationRequest& request) {
     return ParamError("splice.decode", "\"{}\" is not served by this build; it has {}, {}", reuse.decode(),
                       methods::kAuto, methods::SelectorNames());
   }
-  if (!reuse.quality().empty() && reuse.quality() != methods::kBalanced && reuse.quality() != methods::kStrict) {
-    return ParamError("splice.quality", "must be \"strict\" or \"balanced\", got \"{}\"", reuse.quality());
+  if (!methods::ParseQuality(reuse.quality()).has_value()) {
+    return ParamError("splice.quality",
+                      "must be \"strict\", \"balanced\" or a number above 0 and at most 1, got \"{}\"",
+                      reuse.quality());
   }
   for (const wire::RequestOption& option : wire::RequestOptions()) {
     if (option.field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE || !option.IsSet(reuse)) continue;

@@ -138,7 +138,8 @@ struct GenerationRequest {
   // Log-probabilities of the prompt's tokens with so many alternatives; unset: none. The prompt is computed as a whole.
   std::optional<uint32_t> prompt_logprobs;
   bool skip_special_tokens = true;
-  v1::ReuseOptions reuse;  // the router reads a few of its fields and carries the others
+  v1::ReuseOptions reuse;      // the router reads a few of its fields and carries the others
+  bool choose_method = false;  // it named no method: the prefill worker may run another one than reuse.policy
   std::string namespace_name;
   int32_t priority = 0;  // among the caller's own requests; lower goes first
   std::string session;   // the conversation that this is a turn of; empty: none

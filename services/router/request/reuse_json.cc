@@ -36,6 +36,12 @@ void ReadField(ObjectReader& reader, const char* name, const FieldDescriptor* fi
       break;
     }
     default: {  // a test holds that there are no others
+      // quality is a word or a number: {"quality": 0.99}.
+      const Json* const raw = reader.Raw(name);
+      if (raw != nullptr && raw->is_number() && field->number() == v1::ReuseOptions::kQualityFieldNumber) {
+        reflection.SetString(&message, field, raw->dump());
+        break;
+      }
       std::string value;
       reader.String(name, &value);
       if (!value.empty()) reflection.SetString(&message, field, std::move(value));

@@ -24,6 +24,7 @@ class CanonicalTest : public EnginesTest {
     return Ask(
         Concatenate({lead, known, text, {1, 2, 3}}),
         [&](PrefillRequest& r) {
+          r.reuse.policy = "sparsex";  // "auto" would save too little
           r.segments = {{{31, middle}, kDocs}, {{middle, end}, kDocs, frozen}};
         },
         2);
@@ -154,6 +155,7 @@ TEST_F(CanonicalTest, IsDroppedWhenPagesAreShort) {
   const auto first = Submit(Concatenate({{9}, known, text, {1, 2}}), Greedy(1),
                             std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), [&](PrefillRequest& r) {
                               r.segments = {{{1, 129}, kDocs}, {{129, 257}, kDocs}};
+                              r.reuse.policy = "sparsex";
                               r.on_layer = hold;
                             });
   {

@@ -484,7 +484,7 @@ TEST_F(EnginesTest, ASegmentIsFoundInAnotherPromptAndRecoveredExactlyWhenAllOfIt
     r.segments = {{{30, 363}, kDocs}};
   });
   EXPECT_TRUE(first->stats.exact);
-  EXPECT_EQ(first->stats.policy, "splice");  // "auto", and there is a segment
+  EXPECT_EQ(first->stats.policy, "exact");  // "auto", and there is nothing to copy yet
   EXPECT_EQ(first->stats.aligned_tokens, 0);
   const auto prompt = Concatenate({other, document, intro, document, question});
   const auto with = [&](const chunk::Digest& key, const char* policy) {
@@ -547,7 +547,10 @@ TEST_F(EnginesTest, UnmarkedTextIsFoundAtAnyOffset) {
   (void)Ask(Concatenate({RandomPrompt(random, 13), text}), [](PrefillRequest& r) { r.reuse_auto = true; });
   const std::vector<int32_t> part(text.begin() + 101, text.begin() + 431);
   const auto prompt = Concatenate({RandomPrompt(random, 77), part, RandomPrompt(random, 20)});
-  const auto found = Ask(prompt, [](PrefillRequest& r) { r.reuse_auto = true; });
+  const auto found = Ask(prompt, [](PrefillRequest& r) {
+    r.reuse_auto = true;
+    r.reuse.policy = "sparsex";  // "auto" would save too little
+  });
   EXPECT_EQ(found->stats.aligned_tokens, 330);  // to the token
   EXPECT_FALSE(found->stats.exact);
   const auto strict = Ask(prompt, [](PrefillRequest& r) {

@@ -19,7 +19,7 @@ class FidelitySamplerTest : public EnginesTest {
 TEST_F(FidelitySamplerTest, ApproximatePromptsAreCompared) {
   std::mt19937 random = SeededRandom("fidelity");
   Start(16384);
-  prefill::FidelitySampler sampler(*prefill_, 1, metrics_);
+  prefill::FidelitySampler sampler(*prefill_, {1}, metrics_);
   const auto document = RandomPrompt(random, 400);
   // Runs a watched request to its end; the logits that its owner sees.
   const auto run = [&](const std::vector<int32_t>& prompt, int32_t begin, const char* policy, bool wants_logits) {

@@ -12,6 +12,7 @@
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/methods/selection_methods.h"
 #include "services/methods/methods.h"
+#include "services/methods/quality.h"
 #include "services/router/request/openai_request.h"
 #include "services/wire/convert.h"
 #include "services/wire/request_options.h"
@@ -210,9 +211,29 @@ TEST(Methods, TheSelectorsAreWhatTheirTraitsSay) {
   }
 }
 
+TEST(Methods, QualityIsAWordOrAShare) {
+  using methods::ParseQuality;
+  for (const char* word : {"", "balanced"}) {
+    ASSERT_TRUE(ParseQuality(word).has_value()) << word;
+    EXPECT_FALSE(ParseQuality(word)->strict);
+    EXPECT_EQ(ParseQuality(word)->agreement, 0);
+  }
+  for (const char* word : {"strict", "1", "1.0", "1e0"}) {
+    ASSERT_TRUE(ParseQuality(word).has_value()) << word;
+    EXPECT_TRUE(ParseQuality(word)->strict) << word;
+  }
+  EXPECT_EQ(ParseQuality("0.99")->agreement, 0.99);
+  EXPECT_FALSE(ParseQuality("0.99")->strict);
+  EXPECT_EQ(ParseQuality("1e-3")->agreement, 1e-3);
+  for (const char* bad : {"0", "-0.5", "1.01", "nan", "inf", "0.9 ", " 0.9", "+0.9", "0,9", "best", "Strict"})
+    EXPECT_FALSE(ParseQuality(bad).has_value()) << bad;
+}
+
 TEST(Methods, AutoAndStrictAreResolvedInOnePlace) {
   EXPECT_EQ(methods::PolicyOf("sparsex", "strict"), "exact");
   EXPECT_EQ(methods::PolicyOf("sparsex", "balanced"), "sparsex");
+  EXPECT_EQ(methods::PolicyOf("sparsex", "0.99"), "sparsex");
+  EXPECT_EQ(methods::PolicyOf("sparsex", "1"), "exact") << "no record proves it";
   EXPECT_EQ(methods::ResolvePolicy("", true, "splice"), "splice");
   EXPECT_EQ(methods::ResolvePolicy("auto", false, "splice"), "exact");
   EXPECT_EQ(methods::ResolvePolicy("naive", true, "splice"), "naive");
