@@ -158,9 +158,13 @@ TEST(PublicNamespacesTest, AnswersDoNotTellWhatAnotherTenantHadInFront) {
       const std::string metrics = HttpGet(cluster->prefill[0]->ready("metrics"), "/metrics").body;
       return metrics.find("splice_prefill_canonical_segments_total{result=\"computed\"} 1") != std::string::npos;
     }));
-    for (const char* const method : {"auto", "sparsex", "naive", "cacheblend", "epic", "samkv"}) {
+    for (const char* const method : {"auto", "splice", "sparsex", "naive", "cacheblend", "epic", "samkv"}) {
       const json answer = ask(second, "Read this.\n", method, false);
-      EXPECT_GT(answer["splice"]["tokens"]["aligned"].get<int64_t>(), 0) << method;
+      if (std::string(method) == "auto") {  // a prompt this short gains too little
+        EXPECT_EQ(answer["splice"]["choice"]["why"], "little_to_gain") << answer["splice"];
+      } else {
+        EXPECT_GT(answer["splice"]["tokens"]["aligned"].get<int64_t>(), 0) << method;
+      }
       if (hidden == own_text) {
         expected[method] = answer["choices"];
       } else {
