@@ -137,7 +137,7 @@ class PodsTest(unittest.TestCase):
         # Spans are counted where they are exported, and these pods have no collector.
         # And what only a plan sets: an autoscaler must not read a 0 before there is one.
         events = {"splice_request_errors_total", "splice_trace_spans_total", "splice_pool_desired_replicas",
-                  "splice_pool_desired_reason"} | {m for m in table if m.startswith("splice_fidelity_")}
+                  "splice_pool_desired_reason", "splice_prefill_choices_total"} | {m for m in table if m.startswith("splice_fidelity_")}
         own = {m for m, row in table.items() if name in row.programs}
         if name == "decode":
             only_local = {m for m in own if table[m].local_prefill}
