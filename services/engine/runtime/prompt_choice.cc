@@ -26,6 +26,10 @@ double WorkOf(double rows, const ReuseLayout& layout, const ModelConfig& config)
   return rows * (1 + pair * all) / (own * (1 + pair * (all - own / 2)));
 }
 
+absl::StatusOr<std::unique_ptr<RecoveryPolicy>> PolicyWith(const ReuseOptions& options, const Model& model) {
+  return MakeRecoveryPolicy(options, model.config(), model.head_classes().get(), model.recovery_profile());
+}
+
 class Candidates {
  public:
   Candidates(const PrefillJob& job, const Model& model, const ReuseLayout& layout)
@@ -42,7 +46,7 @@ class Candidates {
   absl::StatusOr<Candidate> Make(std::string_view policy) const {
     ReuseOptions options = job_.request.reuse;
     options.policy = policy;
-    SPLICE_ASSIGN_OR_RETURN(const auto made, Policy(options));
+    SPLICE_ASSIGN_OR_RETURN(const auto made, PolicyWith(options, model_));
     Candidate candidate{.policy = options.policy, .record = MethodOf(options)};
     const double rows = made->PredictedRows(layout_);
     candidate.work = WorkOf(rows, layout_, model_.config());
@@ -53,10 +57,6 @@ class Candidates {
   }
 
  private:
-  absl::StatusOr<std::unique_ptr<RecoveryPolicy>> Policy(const ReuseOptions& options) const {
-    return MakeRecoveryPolicy(options, model_.config(), model_.head_classes().get(), model_.recovery_profile());
-  }
-
   // `samkv`, for a prompt that it pays for. NotFound: it does not.
   absl::StatusOr<Candidate> ManyDocuments(const Candidate& own) const {
     constexpr std::string_view kSamKv = "samkv";
@@ -67,7 +67,7 @@ class Candidates {
     if (own.policy != methods::kSparseX || apart < kManyDocuments || !job_.request.session.empty()) return unfit;
     ReuseOptions options = job_.request.reuse;
     options.policy = kSamKv;
-    SPLICE_ASSIGN_OR_RETURN(const auto policy, Policy(options));
+    SPLICE_ASSIGN_OR_RETURN(const auto policy, PolicyWith(options, model_));
     if (job_.request.segments.size() > static_cast<size_t>(policy->max_segments())) return unfit;
     const double kept = policy->PredictedKept(layout_);
     SPLICE_ASSIGN_OR_RETURN(Candidate candidate, Make(kSamKv));
@@ -122,8 +122,7 @@ absl::Status ChooseMethodOf(PrefillJob& job, const Model& model, std::vector<Seg
   if (!request.session.empty()) choice.measure.clear();  // its KV is wanted for the next turn
   if (choice.policy != request.reuse.policy) {
     request.reuse.policy = choice.policy;
-    SPLICE_ASSIGN_OR_RETURN(job.policy, MakeRecoveryPolicy(request.reuse, model.config(), model.head_classes().get(),
-                                                           model.recovery_profile()));
+    SPLICE_ASSIGN_OR_RETURN(job.policy, PolicyWith(request.reuse, model));
   }
   if (choice.policy == methods::kExact) {
     hits.clear();

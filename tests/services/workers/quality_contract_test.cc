@@ -1,4 +1,4 @@
-// What `auto` chooses for real prompts, and a contract that is kept: a method runs where its record proves it, and is
+// The choices of `auto` for real prompts, and a contract that is kept: a method runs where its record proves it, and is
 // measured beside where it does not.
 #include "services/base/fault_point.h"
 #include "services/engine/methods/recovery_methods.h"
