@@ -161,7 +161,7 @@ class PageRing {
       const int slot = __shfl_sync(0xffffffffu, listed_slot_, i % 2 * 16 + lane % 16);
       CpAsync4(LoadScales() + 4 * lane,
                half + (page * 2 + lane / 16) * Tiles::kHalfBytes + Tiles::kScalesAt + (slot & ~3),
-               begin + lane % 16 < x_.kv_len);
+               begin + lane % 16 < x_.kv_len ? 4 : 0);
       StoreShared1(LoadScales() + 128 + lane, slot & 3);
     }
   }

@@ -29,9 +29,9 @@ __device__ inline void CpAsync16(uint32_t smem, const void* global, bool valid) 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
-// Copies 4 bytes, as above.
-__device__ inline void CpAsync4(uint32_t smem, const void* global, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(global), "r"(valid ? 4 : 0) : "memory");
+// Copies the first `bytes` of 4 bytes; the others become zeros.
+__device__ inline void CpAsync4(uint32_t smem, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 __device__ inline uint32_t LoadShared1(uint32_t address) {
   uint32_t v;

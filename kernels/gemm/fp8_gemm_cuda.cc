@@ -71,6 +71,10 @@ cudaError_t Fp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (const cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
   if (capability / 10 != 9)
     return a.num_rows <= kMaxStreamedRows ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm80(a, stream);
+  if (FitsSkinnyFp8GemmSm90(a)) {
+    const cudaError_t e = SkinnyFp8GemmSm90(a, stream);
+    if (e != cudaErrorNotSupported) return e;
+  }
   const Choice tiles = ChooseTiling(a, false, num_sms);
   const bool few = a.num_rows <= kMaxSkinnyRows && StreamTime(a) <= std::max(tiles.time, ReadTime(a));
   return few ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm90(a, tiles.tiling, stream);

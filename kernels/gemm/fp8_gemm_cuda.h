@@ -11,7 +11,7 @@
 //             need not be contiguous: y_stride
 // Scales      [out_features, ceil(in_features / scale_group)], or [out_features] if scale_group is 0; scale_group is 0
 //             or kFp8Group; TiledFp8GemmSm80 serves any multiple of 32
-// Ordering    SkinnyFp8Gemm and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be written by a kernel
+// Ordering    SkinnyFp8Gemm, SkinnyFp8GemmSm90 and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be written by a kernel
 //             that may still run, unless codes_are_new
 // Errors      cudaErrorNotSupported: a shape, type, alignment, tiling or device not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
@@ -87,6 +87,10 @@ cudaError_t Fp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 cudaError_t TiledFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 
 cudaError_t SkinnyFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
+// The same on Hopper for up to eight rows a pass, fewer with many columns: those whose x fits into shared memory beside
+// the codes on their way (skinny_codes_gemm_cuda_sm90.cu). Not for codes that are new.
+cudaError_t SkinnyFp8GemmSm90(const Fp8GemmArgs& args, cudaStream_t stream);
+bool FitsSkinnyFp8GemmSm90(const Fp8GemmArgs& args);  // whether one pass is enough
 cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& args, cudaStream_t stream);
 
 inline constexpr int kFp8TileFeatures = 128, kFp8TileColumns = 64;  // a tile of sm_90, and a step of it

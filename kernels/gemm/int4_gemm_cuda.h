@@ -86,6 +86,10 @@ inline constexpr int64_t kMaxStreamedInt4Rows = 64;
 
 cudaError_t Int4Gemm(const Int4GemmArgs& args, bool one_order, cudaStream_t stream);
 cudaError_t SkinnyInt4Gemm(const Int4GemmArgs& args, cudaStream_t stream);
+// The same on Hopper for up to eight rows a pass, fewer with many columns (as SkinnyFp8GemmSm90), and scale groups of
+// 0 or a multiple of 128.
+cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& args, cudaStream_t stream);
+bool FitsSkinnyInt4GemmSm90(const Int4GemmArgs& args);  // whether one pass is enough
 
 // Writes rows [first, first + count) of W as FP8 codes of the value before scaling, arranged (ArrangeFp8Codes), to
 // `out` [count, in_features]. Asynchronous on `stream`.

@@ -243,24 +243,9 @@ int RowTiles(int rows, int smem) {
   return tiles;
 }
 
-bool Served(const Int4GemmArgs& a) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return a.num_rows > 0 && a.in_features > 0 && a.out_features > 0 && a.in_features <= (1 << 30) &&
-         a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && IsInt4Served(a.in_features, a.scale_group) &&
-         aligned(a.x) && aligned(a.codes) && (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
-}
-
 Params ToParams(const Int4GemmArgs& a) {
   Params p{};
-  p.x = static_cast<const __nv_bfloat16*>(a.x);
-  p.w = a.codes;
-  p.scales = a.scales;
-  p.bias = a.bias;
-  p.y = a.y;
-  p.out = p.y_stride = a.out_features;
-  p.in = a.in_features;
-  p.num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + a.scale_group - 1) / a.scale_group);
-  p.y_is_f32 = a.y_dtype == DType::kF32;
+  static_cast<Fp8GemmParams&>(p) = ToInt4Params(a);
   p.zeros = a.zeros;
   p.chunks_of_group = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kChunk);
   return p;
@@ -270,7 +255,7 @@ Params ToParams(const Int4GemmArgs& a) {
 
 cudaError_t SkinnyInt4Gemm(const Int4GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (!Served(a) || a.column_order != nullptr) return cudaErrorNotSupported;
+  if (!ServedInt4(a)) return cudaErrorNotSupported;
   int device = 0, num_sms = 0, smem = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess) e = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);

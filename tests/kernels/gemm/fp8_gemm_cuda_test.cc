@@ -207,10 +207,11 @@ TEST_P(Fp8GemmCudaTest, RefusesWhatItDoesNotServe) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Fp8GemmCudaTest,
-                         ::testing::Values(Product{"Skinny", &SkinnyFp8Gemm}, Product{"Sm80", &TiledFp8GemmSm80},
-                                           Tiling(64, 0), Tiling(128, 0), Tiling(256, 0), Tiling(16, 1), Tiling(16, 8),
-                                           Tiling(32, 2), Tiling(32, 4), Tiling(64, 1), Tiling(64, 8), Tiling(128, 2),
-                                           Tiling(128, 4)),
+                         ::testing::Values(Product{"Skinny", &SkinnyFp8Gemm},
+                                           Product{"SkinnySm90", &SkinnyFp8GemmSm90, true, true},
+                                           Product{"Sm80", &TiledFp8GemmSm80}, Tiling(64, 0), Tiling(128, 0),
+                                           Tiling(256, 0), Tiling(16, 1), Tiling(16, 8), Tiling(32, 2), Tiling(32, 4),
+                                           Tiling(64, 1), Tiling(64, 8), Tiling(128, 2), Tiling(128, 4)),
                          [](const ::testing::TestParamInfo<Product>& info) { return info.param.name; });
 
 }  // namespace

@@ -33,6 +33,7 @@ struct Product {
   std::function<cudaError_t(const Int4GemmArgs&, cudaStream_t)> run;
   bool orders = true;      // serves column orders
   bool one_order = false;  // rows are bitwise independent for all numbers of rows
+  bool on_hopper = false;  // only there, with whole rows or multiples of 128 columns as scale groups
 };
 
 struct Problem {
@@ -128,12 +129,17 @@ class Int4GemmCudaTest : public ::testing::TestWithParam<Product> {
  protected:
   void SetUp() override {
     if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
+    int major = 0;
+    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    if (GetParam().on_hopper && major != 9) GTEST_SKIP() << "a kernel for Hopper only";
   }
   std::vector<Problem> Problems(Random& random) {
     std::vector<Problem> problems;
     for (const auto& [out, in] : kShapes) {
-      for (const int64_t group : {0, 32, 64, 128, 256})
+      for (const int64_t group : {0, 32, 64, 128, 256}) {
+        if (GetParam().on_hopper && group % 128 != 0) continue;
         problems.emplace_back(random, out, in, group, GetParam().orders && random.Int(0, 3) == 0);
+      }
     }
     return problems;
   }
@@ -155,11 +161,11 @@ TEST_P(Int4GemmCudaTest, IsTheProduct) {
 TEST_P(Int4GemmCudaTest, RowsDoNotDependOnTheOtherRows) {
   Random random(81);
   for (const Problem& p : Problems(random)) {
-    // Int4Gemm without one_order: among the numbers of rows that stream the weight.
+    // Int4Gemm without one_order: among the numbers of rows that stream the weight, and are not for SkinnyInt4GemmSm90.
     const int64_t most = GetParam().one_order ? kRowsMax : kMaxStreamedInt4Rows;
     const std::vector<float> all = p.Multiply(GetParam(), 0, most, true);
     for (const int64_t rows : {1, 7, 8, 15, 16, 23, 32, 40, 64, 100, 128, 257}) {
-      if (rows > most) continue;
+      if (rows > most || (!GetParam().one_order && rows <= 8)) continue;
       const int64_t first = random.Int(0, static_cast<int32_t>(most - rows));
       EXPECT_TRUE(testing::BitwiseEqual(p.Multiply(GetParam(), first, rows, true),
                                         std::span(all).subspan(first * p.out, rows * p.out)))
@@ -203,6 +209,8 @@ INSTANTIATE_TEST_SUITE_P(
     Kernels, Int4GemmCudaTest,
     ::testing::Values(
         Product{.name = "Skinny", .run = &SkinnyInt4Gemm, .orders = false, .one_order = true},
+        Product{
+            .name = "SkinnySm90", .run = &SkinnyInt4GemmSm90, .orders = false, .one_order = true, .on_hopper = true},
         Product{.name = "Chosen",
                 .run = [](const Int4GemmArgs& a, cudaStream_t stream) { return Int4Gemm(a, false, stream); }},
         Product{.name = "OneOrder",

@@ -1,0 +1,400 @@
+// Few rows and a weight of FP8 or int4 codes on Hopper, which take as long as reading the codes once. Two things make
+// the difference to skinny_fp8_gemm_cuda.cu:
+//   f16     e4m3 and 64 + an int4 code are exact in f16, and there an instruction widens two e4m3 codes, three four
+//           int4 codes. x is bf16: each 128 columns of a row are multiplied by a power of two that takes the largest to
+//           [2^14, 2^15), which loses nothing but bits below 2^-38 of it, and their sum is divided by it
+//   x       is converted once a block and stays in shared memory, so that the ring has codes only and one thread of a
+//           warp loads a stage with one instruction
+//
+// A block owns a tile of features and goes on to the next one a grid further. Its warps share the tile's chunks and
+// stream them through a ring each; a warp meets the same columns in every tile, so that it converts the x that it
+// multiplies. At the end of a tile the warps' sums are added in ascending order.
+//
+// The columns of a product of the tensor cores may stand in any order that both operands share. Lane 4 g + c reads 16
+// bytes of codes of a feature, those of piece c, and makes left operands of them as they come; x is stored in their
+// order. Its features are 16 f + FeatureOf(g) and 8 more: two rows of codes that lanes read at one time then differ in
+// bit 2 of their number, and lie in different banks.
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cuda/cuda_device_info.h"
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_ptx.h"
+#include "kernels/cuda/cuda_tensor_map.h"
+#include "kernels/gemm/fp8_gemm_device.h"
+#include "kernels/gemm/int4_gemm_device.h"
+#include "kernels/gemm/resident_x_sm90.h"
+
+namespace spl::kernels::cuda {
+namespace {
+
+constexpr int kMaxRows = kResidentRows, kGroup = kResidentGroup;
+constexpr int kRowBytes = 128;  // of a feature's codes in a chunk
+constexpr int kMaxStages = 8, kMinStages = 2;
+// Of a block, of the 227 KiB that it may have: with more, the kernels between two products find no room beside it, and
+// begin only when it ends (measured: 110 to 150 KiB are best, 227 cost 3 to 6 % of a step).
+constexpr int kSmemBytes = 150 * 1024;
+
+enum class Codes { kFp8, kFp8Groups, kInt4 };
+// Warps of a block, measured: more hide the waits of short chunks, fewer leave registers for what widens int4 codes.
+constexpr int Warps(Codes codes) { return codes == Codes::kInt4 ? 8 : 16; }
+constexpr int GroupsOfChunk(Codes codes) { return codes == Codes::kInt4 ? 2 : 1; }
+constexpr int StageBytes(int feature_tiles) { return 16 * feature_tiles * kRowBytes; }
+
+// What a product of few rows keeps in shared memory, from a multiple of 1,024 bytes on.
+struct Layout {
+  int stages = 0;
+  int sum_rows = 0, sums_of_warp = 0;   // of a feature, an even number; numbers
+  int x = 0, x_scales = 0, x_sums = 0;  // behind the rings (ResidentX)
+  int sums = 0;                         // two sets [warp][feature][row], so that warps may be a tile apart
+  int barriers = 0, scales = 0,
+      zeros = 0;  // factors of two tiles: [feature][scale group], scales with a pitch of one more
+  int bytes = 0;
+};
+
+// With as many stages as fit, possibly none.
+template <Codes kCodes>
+Layout MakeLayout(int feature_tiles, int rows, int chunks, int scale_groups) {
+  constexpr int warps = Warps(kCodes);
+  const int features = 16 * feature_tiles, groups = chunks * GroupsOfChunk(kCodes);
+  Layout at;
+  at.sum_rows = (rows + 1) / 2 * 2;
+  at.sums_of_warp = features * at.sum_rows;
+  int end = 0;
+  const auto place = [&](int& part, int64_t bytes) {
+    part = end;
+    end += static_cast<int>((bytes + 15) / 16 * 16);
+  };
+  place(at.x, int64_t{2} * groups * rows * kGroup);
+  place(at.x_scales, int64_t{4} * groups * kMaxRows);
+  place(at.x_sums, int64_t{4} * groups * kMaxRows);
+  place(at.sums, int64_t{2} * warps * at.sums_of_warp * 4);
+  place(at.barriers, int64_t{8} * warps * kMaxStages);
+  if (kCodes != Codes::kFp8) place(at.scales, int64_t{2} * features * (scale_groups + 1) * 4);
+  if (kCodes == Codes::kInt4) place(at.zeros, int64_t{2} * features * scale_groups);
+  const int ring = warps * StageBytes(feature_tiles);  // a stage of each
+  at.stages = std::clamp((kSmemBytes - 1024 - end) / ring, 0, kMaxStages);
+  for (int* part : {&at.x, &at.x_scales, &at.x_sums, &at.sums, &at.barriers, &at.scales, &at.zeros})
+    *part += at.stages * ring;
+  at.bytes = 1024 + at.stages * ring + end;  // 1,024 to begin at a multiple of it
+  return at;
+}
+
+struct Params : Fp8GemmParams {
+  const uint8_t* zeros;  // kInt4
+  int chunks;            // of a row of codes; columns past the last are zeros
+  int units_of_group;    // kGroup columns of a scale group
+  Layout layout;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ int FeatureOf(int g) { return g >> 1 | (g & 1) << 2; }
+
+// Two e4m3 codes, exactly.
+__device__ __forceinline__ uint32_t WidenE4M3(uint32_t codes) {
+  uint32_t halves;
+  asm("{\n.reg .b16 pair, other;\nmov.b32 {pair, other}, %1;\ncvt.rn.f16x2.e4m3x2 %0, pair;\n}"
+      : "=r"(halves)
+      : "r"(codes));
+  return halves;
+}
+// 64 + the codes of bits 4 to 7 and 20 to 23.
+__device__ __forceinline__ uint32_t WidenInt4(uint32_t codes) { return (codes & 0x00f000f0u) | 0x54005400u; }
+constexpr float kInt4Bias = 64;
+
+struct Position {
+  int tile, chunk;
+};
+
+// Scales and zero points of a tile.
+struct TileFactors {
+  float* scales;
+  uint8_t* zeros;
+};
+
+// Begins to copy the factors of a tile; all threads of the block call it.
+template <Codes kCodes, int kFeatures, int kThreads>
+__device__ __forceinline__ void CopyFactors(const Params& p, int tile, const TileFactors& to) {
+  const int groups = p.num_groups;
+  const int64_t begin = static_cast<int64_t>(tile) * kFeatures * groups;
+  const auto count = static_cast<int>(min(int64_t{kFeatures} * groups, p.out * groups - begin));
+  for (int i = threadIdx.x; i < count; i += kThreads)
+    CpAsync4(SmemAddress(to.scales + i + i / groups), p.scales + begin + i, 4);
+  if constexpr (kCodes == Codes::kInt4) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * kThreads)
+      CpAsync4(SmemAddress(to.zeros + i), p.zeros + begin + i, min(4, count - i));
+  }
+}
+
+// Adds the products of a group of columns to `sums`, two by turns, which do not wait for each other. codes: the lane's
+// first row of a stage; piece: its place in it.
+template <Codes kCodes, int kFeatureTiles>
+__device__ __forceinline__ void MultiplyGroup(uint32_t codes, int i, const uint4 (&x)[4], int c, int swizzle,
+                                              float (&sums)[kFeatureTiles][2][4]) {
+  const uint32_t(&right)[16] = reinterpret_cast<const uint32_t(&)[16]>(x);
+#pragma unroll
+  for (int f = 0; f < kFeatureTiles; ++f) {
+    const uint32_t row = codes + 16 * f * kRowBytes;
+    if constexpr (kCodes == Codes::kInt4) {
+      const uint32_t at = ((4 * i + c) ^ swizzle) * 16;
+      const uint4 low = LoadShared16(row + at), high = LoadShared16(row + 8 * kRowBytes + at);
+      const uint32_t of_low[4] = {low.x, low.y, low.z, low.w}, of_high[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t first[4] = {WidenInt4(of_low[w] << 4), WidenInt4(of_high[w] << 4), WidenInt4(of_low[w]),
+                                   WidenInt4(of_high[w])};
+        const uint32_t second[4] = {WidenInt4(of_low[w] >> 4), WidenInt4(of_high[w] >> 4), WidenInt4(of_low[w] >> 8),
+                                    WidenInt4(of_high[w] >> 8)};
+        Mma16816Half(sums[f][0], first, right[4 * w], right[4 * w + 1]);
+        Mma16816Half(sums[f][1], second, right[4 * w + 2], right[4 * w + 3]);
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t at = ((4 * half + c) ^ swizzle) * 16;
+        const uint4 low = LoadShared16(row + at), high = LoadShared16(row + 8 * kRowBytes + at);
+        const uint32_t of_low[4] = {low.x, low.y, low.z, low.w}, of_high[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const uint32_t left[4] = {WidenE4M3(of_low[q]), WidenE4M3(of_high[q]), WidenE4M3(of_low[q] >> 16),
+                                    WidenE4M3(of_high[q] >> 16)};
+          Mma16816Half(sums[f][q % 2], left, right[8 * half + 2 * q], right[8 * half + 2 * q + 1]);
+        }
+      }
+    }
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+template <Codes kCodes, int kFeatureTiles>
+__global__ void __launch_bounds__(32 * Warps(kCodes), 1)
+    Multiply(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap codes_map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kWarps = Warps(kCodes), kFeatures = 16 * kFeatureTiles, kGroups = GroupsOfChunk(kCodes),
+                kStage = StageBytes(kFeatureTiles);
+  extern __shared__ char memory[];
+  LetNextStart();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+  const int num_tiles = static_cast<int>((p.out + kFeatures - 1) / kFeatures);
+  const Layout& at = p.layout;
+  char* const smem = memory + (1024 - SmemAddress(memory) % 1024) % 1024;
+  const ResidentX x{SmemAddress(smem + at.x), reinterpret_cast<float*>(smem + at.x_scales),
+                    reinterpret_cast<float*>(smem + at.x_sums), p.num_rows};
+  const auto factors = [&](int turn) {  // of this tile or of the next one
+    return TileFactors{reinterpret_cast<float*>(smem + at.scales) + turn * kFeatures * (p.num_groups + 1),
+                       reinterpret_cast<uint8_t*>(smem + at.zeros) + turn * kFeatures * p.num_groups};
+  };
+  const uint32_t full = SmemAddress(smem + at.barriers) + warp * kMaxStages * 8;
+  const uint32_t ring = SmemAddress(smem) + warp * at.stages * kStage;
+
+  // This warp's chunks of this block's tiles in turn; a warp without a chunk is past the last tile from the start.
+  const Position begin{warp < p.chunks ? static_cast<int>(blockIdx.x) : num_tiles, warp};
+  const auto advance = [&](Position& at) {
+    at.chunk += kWarps;
+    if (at.chunk >= p.chunks) {
+      at.chunk = warp;
+      at.tile += gridDim.x;
+    }
+  };
+  Position loaded = begin;
+  const auto load = [&](int stage) {  // by one lane
+    if (loaded.tile >= num_tiles) return;
+    MbarrierArriveExpect(full + 8 * stage, kStage);
+    TmaLoad2(ring + stage * kStage, &codes_map, full + 8 * stage, loaded.chunk * kRowBytes, loaded.tile * kFeatures);
+    advance(loaded);
+  };
+  if (lane == 0) {
+    for (int i = 0; i < at.stages; ++i) MbarrierInit(full + 8 * i, 1);
+    MbarrierInitFence();
+    FenceProxyAsync();
+    for (int i = 0; i < at.stages; ++i) load(i);  // while the kernel in front may still be making x
+  }
+  const int first_row = FeatureOf(g);
+  if constexpr (kCodes != Codes::kFp8) {
+    CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, blockIdx.x, factors(0));
+    CpAsyncWait<0>();
+    __syncthreads();
+  }
+  WaitForPrevious();
+  constexpr ColumnOrder kOrder = kCodes == Codes::kInt4 ? ColumnOrder::kOwn : ColumnOrder::kArranged;
+  ConvertRows<kOrder, kGroups, kWarps, kCodes == Codes::kInt4>(p.x, p.in, p.chunks, x);
+
+  const int x_row = min(g, p.num_rows - 1);  // the sums of rows that are not there are not stored
+  int stage = 0, turn = 0;
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, turn ^= 1) {
+    const TileFactors now = factors(turn);
+    float total[kFeatureTiles][4] = {};  // features first_row, ... + 8, rows 2 c, 2 c + 1
+    if constexpr (kCodes != Codes::kFp8) {
+      if (tile + static_cast<int>(gridDim.x) < num_tiles)
+        CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, tile + static_cast<int>(gridDim.x), factors(turn ^ 1));
+    }
+#pragma unroll 1
+    for (int chunk = warp; chunk < p.chunks; chunk += kWarps) {
+      MbarrierWait(full + 8 * stage, phase);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        const int group = chunk * kGroups + i;
+        uint4 right[4];
+#pragma unroll
+        for (int piece = 0; piece < 4; ++piece) right[piece] = LoadShared16(x.Piece(group, x_row, piece, c));
+        float sums[kFeatureTiles][2][4] = {};
+        MultiplyGroup<kCodes, kFeatureTiles>(ring + stage * kStage + first_row * kRowBytes, i, right, c, first_row,
+                                             sums);
+        const float2 of_x = *reinterpret_cast<const float2*>(x.scales + group * kMaxRows + 2 * c);
+        const float scale[2] = {of_x.x, of_x.y};
+        float2 ones{};
+        if constexpr (kCodes == Codes::kInt4)
+          ones = *reinterpret_cast<const float2*>(x.sums + group * kMaxRows + 2 * c);
+        const int scale_group = kCodes == Codes::kFp8 ? 0 : min(group / p.units_of_group, p.num_groups - 1);
+#pragma unroll
+        for (int f = 0; f < kFeatureTiles; ++f) {
+          float of_group[2], zero[2];
+#pragma unroll
+          for (int k = 0; kCodes != Codes::kFp8 && k < 2; ++k) {
+            const int feature = 16 * f + 8 * k + first_row;
+            of_group[k] = now.scales[feature * (p.num_groups + 1) + scale_group];
+            if constexpr (kCodes == Codes::kInt4)
+              zero[k] = kInt4Bias + static_cast<float>(now.zeros[feature * p.num_groups + scale_group]);
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            float sum = sums[f][0][j] + sums[f][1][j];
+            if constexpr (kCodes == Codes::kInt4) sum = fmaf(-zero[j / 2], j % 2 == 0 ? ones.x : ones.y, sum);
+            if constexpr (kCodes != Codes::kFp8) sum *= of_group[j / 2];
+            total[f][j] = fmaf(sum, scale[j % 2], total[f][j]);
+          }
+        }
+      }
+      __syncwarp();  // every lane is done with the stage
+      if (lane == 0) load(stage);
+      if (++stage == at.stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+    float* const set = reinterpret_cast<float*>(smem + at.sums) + turn * kWarps * at.sums_of_warp;
+    if (2 * c < at.sum_rows) {
+#pragma unroll
+      for (int f = 0; f < 2 * kFeatureTiles; ++f) {
+        *reinterpret_cast<float2*>(set + warp * at.sums_of_warp + (8 * f + first_row) * at.sum_rows + 2 * c) =
+            float2{total[f / 2][f % 2 * 2], total[f / 2][f % 2 * 2 + 1]};
+      }
+    }
+    if constexpr (kCodes != Codes::kFp8) CpAsyncWait<0>();
+    __syncthreads();  // a set is written again after all have passed the one of the next tile
+    for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * kWarps) {
+      const int in_tile = i % kFeatures, row = i / kFeatures;
+      const int64_t feature = static_cast<int64_t>(tile) * kFeatures + in_tile;
+      if (feature >= p.out) continue;
+      const float* const from = set + in_tile * at.sum_rows + row;
+      float sum = from[0];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) sum += from[w * at.sums_of_warp];
+      StoreFp8Result(p, row, feature, kCodes == Codes::kFp8 ? __fmul_rn(sum, p.scales[feature]) : sum);
+    }
+  }
+#endif
+}
+
+template <Codes kCodes, int kFeatureTiles>
+cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
+  CUtensorMap codes;
+  const int64_t row_bytes = kCodes == Codes::kInt4 ? p.in / 2 : p.in;
+  if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, row_bytes, row_bytes, 16 * kFeatureTiles,
+                    kRowBytes, CU_TENSOR_MAP_SWIZZLE_128B))
+    return cudaErrorNotSupported;
+  const auto kernel = Multiply<kCodes, kFeatureTiles>;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.layout.bytes);
+  if (e != cudaSuccess) return e;
+  const int64_t tiles = (p.out + 16 * kFeatureTiles - 1) / (16 * kFeatureTiles);
+  return LaunchEarly(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(tiles, num_sms))), dim3(32 * Warps(kCodes)),
+                     static_cast<size_t>(p.layout.bytes), stream, p, codes);
+}
+
+// Tiles of 32 features read x less often; tiles of 16 divide evenly over the SMs more often.
+template <Codes kCodes>
+cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
+  const auto most = [&](int feature_tiles) {
+    const int64_t tiles = (p.out + 16 * feature_tiles - 1) / (16 * feature_tiles);
+    return (tiles + num_sms - 1) / num_sms * feature_tiles;
+  };
+  const auto fits = [&](int feature_tiles) {
+    p.layout = MakeLayout<kCodes>(feature_tiles, p.num_rows, p.chunks, p.num_groups);
+    return p.layout.stages >= kMinStages;
+  };
+  if (100 * most(2) <= 103 * most(1) && fits(2)) return Launch<kCodes, 2>(p, num_sms, stream);
+  return fits(1) ? Launch<kCodes, 1>(p, num_sms, stream) : cudaErrorNotSupported;
+}
+
+// Rows of one pass over the weight: 0 if not even one row fits.
+template <Codes kCodes>
+int RowsOfPass(int64_t in_features, int scale_groups, int64_t rows) {
+  const auto chunks =
+      static_cast<int>((in_features + kGroup * GroupsOfChunk(kCodes) - 1) / (kGroup * GroupsOfChunk(kCodes)));
+  for (int n = static_cast<int>(std::min<int64_t>(rows, kMaxRows)); n > 0; --n) {
+    if (MakeLayout<kCodes>(1, n, chunks, scale_groups).stages >= kMinStages) return n;
+  }
+  return 0;
+}
+
+bool IsSm90(int* num_sms) {
+  int capability = 0;
+  return DeviceInfo(&capability, num_sms) == cudaSuccess && capability / 10 == 9;
+}
+
+// Passes of as many rows as fit.
+template <Codes kCodes>
+cudaError_t Run(Params all, int units_of_group, DType y_dtype, cudaStream_t stream) {
+  int num_sms = 0;
+  if (!IsSm90(&num_sms)) return cudaErrorNotSupported;
+  constexpr int64_t kColumns = int64_t{kGroup} * GroupsOfChunk(kCodes);
+  all.chunks = static_cast<int>((all.in + kColumns - 1) / kColumns);
+  all.units_of_group = units_of_group;
+  cudaError_t e = cudaSuccess;
+  for (int row = 0; row < all.num_rows && e == cudaSuccess;) {
+    Params p = all;
+    p.num_rows = RowsOfPass<kCodes>(all.in, all.num_groups, all.num_rows - row);
+    if (p.num_rows == 0) return cudaErrorNotSupported;
+    p.x += static_cast<int64_t>(row) * p.in;
+    p.y = static_cast<char*>(all.y) + row * p.y_stride * static_cast<int64_t>(DTypeBytes(y_dtype));
+    row += p.num_rows;
+    e = LaunchRows<kCodes>(p, num_sms, stream);
+  }
+  return e;
+}
+
+}  // namespace
+
+bool FitsSkinnyFp8GemmSm90(const Fp8GemmArgs& a) {
+  const Fp8GemmParams p = ToFp8Params(a);
+  return a.num_rows <= (a.scale_group == 0 ? RowsOfPass<Codes::kFp8>(p.in, p.num_groups, kMaxRows)
+                                           : RowsOfPass<Codes::kFp8Groups>(p.in, p.num_groups, kMaxRows));
+}
+bool FitsSkinnyInt4GemmSm90(const Int4GemmArgs& a) {
+  return a.num_rows <= RowsOfPass<Codes::kInt4>(a.in_features, ToInt4Params(a).num_groups, kMaxRows);
+}
+
+cudaError_t SkinnyFp8GemmSm90(const Fp8GemmArgs& a, cudaStream_t stream) {
+  if (a.num_rows == 0) return cudaSuccess;
+  if (!ServedFp8(a) || a.codes_are_new) return cudaErrorNotSupported;
+  Params p{};
+  static_cast<Fp8GemmParams&>(p) = ToFp8Params(a);
+  return a.scale_group == 0 ? Run<Codes::kFp8>(p, 1, a.y_dtype, stream)
+                            : Run<Codes::kFp8Groups>(p, 1, a.y_dtype, stream);
+}
+
+cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
+  if (a.num_rows == 0) return cudaSuccess;
+  if (!ServedInt4(a) || a.scale_group % kGroup != 0) return cudaErrorNotSupported;
+  Params p{};
+  static_cast<Fp8GemmParams&>(p) = ToInt4Params(a);
+  p.zeros = a.zeros;
+  const int units = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kGroup);
+  return Run<Codes::kInt4>(p, units, a.y_dtype, stream);
+}
+
+}  // namespace spl::kernels::cuda
