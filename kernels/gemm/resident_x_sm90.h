@@ -18,8 +18,8 @@ enum class ColumnOrder { kOwn, kArranged };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Of each group of kResidentGroup columns `rows` rows of 16 pieces of 16 bytes, four for each lane of a quad, and two
-// numbers. Each group of a row is multiplied by the power of two that takes its largest number to [2^14, 2^15).
+// Each group of kResidentGroup columns has `rows` rows of 16 pieces of 16 bytes, four for each lane of a quad, and two
+// numbers a row. A group of a row is multiplied by the power of two that takes its largest number to [2^14, 2^15).
 struct ResidentX {
   uint32_t pieces;
   float* scales;  // [groups][kResidentRows]: what a sum of products is multiplied by

@@ -21,71 +21,12 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_tensor_map.h"
-#include "kernels/gemm/fp8_gemm_device.h"
 #include "kernels/gemm/int4_gemm_device.h"
 #include "kernels/gemm/resident_x_sm90.h"
+#include "kernels/gemm/skinny_codes_sm90.h"
 
 namespace spl::kernels::cuda {
 namespace {
-
-constexpr int kMaxRows = kResidentRows, kGroup = kResidentGroup;
-constexpr int kRowBytes = 128;  // of a feature's codes in a chunk
-constexpr int kMaxStages = 8, kMinStages = 2;
-// Of a block, of the 227 KiB that it may have: with more, the kernels between two products find no room beside it, and
-// begin only when it ends (measured: 110 to 150 KiB are best, 227 cost 3 to 6 % of a step).
-constexpr int kSmemBytes = 150 * 1024;
-
-enum class Codes { kFp8, kFp8Groups, kInt4 };
-// Warps of a block, measured: more hide the waits of short chunks, fewer leave registers for what widens int4 codes.
-constexpr int Warps(Codes codes) { return codes == Codes::kInt4 ? 8 : 16; }
-constexpr int GroupsOfChunk(Codes codes) { return codes == Codes::kInt4 ? 2 : 1; }
-constexpr int StageBytes(int feature_tiles) { return 16 * feature_tiles * kRowBytes; }
-
-// What a product of few rows keeps in shared memory, from a multiple of 1,024 bytes on.
-struct Layout {
-  int stages = 0;
-  int sum_rows = 0, sums_of_warp = 0;   // of a feature, an even number; numbers
-  int x = 0, x_scales = 0, x_sums = 0;  // behind the rings (ResidentX)
-  int sums = 0;                         // two sets [warp][feature][row], so that warps may be a tile apart
-  int barriers = 0, scales = 0,
-      zeros = 0;  // factors of two tiles: [feature][scale group], scales with a pitch of one more
-  int bytes = 0;
-};
-
-// With as many stages as fit, possibly none.
-template <Codes kCodes>
-Layout MakeLayout(int feature_tiles, int rows, int chunks, int scale_groups) {
-  constexpr int warps = Warps(kCodes);
-  const int features = 16 * feature_tiles, groups = chunks * GroupsOfChunk(kCodes);
-  Layout at;
-  at.sum_rows = (rows + 1) / 2 * 2;
-  at.sums_of_warp = features * at.sum_rows;
-  int end = 0;
-  const auto place = [&](int& part, int64_t bytes) {
-    part = end;
-    end += static_cast<int>((bytes + 15) / 16 * 16);
-  };
-  place(at.x, int64_t{2} * groups * rows * kGroup);
-  place(at.x_scales, int64_t{4} * groups * kMaxRows);
-  place(at.x_sums, int64_t{4} * groups * kMaxRows);
-  place(at.sums, int64_t{2} * warps * at.sums_of_warp * 4);
-  place(at.barriers, int64_t{8} * warps * kMaxStages);
-  if (kCodes != Codes::kFp8) place(at.scales, int64_t{2} * features * (scale_groups + 1) * 4);
-  if (kCodes == Codes::kInt4) place(at.zeros, int64_t{2} * features * scale_groups);
-  const int ring = warps * StageBytes(feature_tiles);  // a stage of each
-  at.stages = std::clamp((kSmemBytes - 1024 - end) / ring, 0, kMaxStages);
-  for (int* part : {&at.x, &at.x_scales, &at.x_sums, &at.sums, &at.barriers, &at.scales, &at.zeros})
-    *part += at.stages * ring;
-  at.bytes = 1024 + at.stages * ring + end;  // 1,024 to begin at a multiple of it
-  return at;
-}
-
-struct Params : Fp8GemmParams {
-  const uint8_t* zeros;  // kInt4
-  int chunks;            // of a row of codes; columns past the last are zeros
-  int units_of_group;    // kGroup columns of a scale group
-  Layout layout;
-};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -103,8 +44,42 @@ __device__ __forceinline__ uint32_t WidenE4M3(uint32_t codes) {
 __device__ __forceinline__ uint32_t WidenInt4(uint32_t codes) { return (codes & 0x00f000f0u) | 0x54005400u; }
 constexpr float kInt4Bias = 64;
 
-struct Position {
-  int tile, chunk;
+// The stages of a warp's codes: its chunks of the block's tiles, in turn.
+template <int kFeatures, int kWarps>
+struct CodeRing {
+  static constexpr int kStage = kFeatures * kRowBytes;
+  const Params& p;
+  const CUtensorMap& map;
+  const uint32_t codes, full;  // addresses
+  const int warp, num_tiles;
+  int tile, chunk;  // that are loaded next; a warp without a chunk is past the last tile from the start
+
+  __device__ CodeRing(const Params& p, const CUtensorMap& map, char* smem, int num_tiles)
+      : p(p),
+        map(map),
+        codes(SmemAddress(smem) + threadIdx.x / 32 * p.layout.stages * kStage),
+        full(SmemAddress(smem + p.layout.barriers) + threadIdx.x / 32 * kMaxStages * 8),
+        warp(threadIdx.x / 32),
+        num_tiles(num_tiles),
+        tile(warp < p.chunks ? static_cast<int>(blockIdx.x) : num_tiles),
+        chunk(warp) {}
+  // By one lane.
+  __device__ void Load(int stage) {
+    if (tile >= num_tiles) return;
+    MbarrierArriveExpect(full + 8 * stage, kStage);
+    TmaLoad2(codes + stage * kStage, &map, full + 8 * stage, chunk * kRowBytes, tile * kFeatures);
+    chunk += kWarps;
+    if (chunk >= p.chunks) {
+      chunk = warp;
+      tile += gridDim.x;
+    }
+  }
+  __device__ void Begin() {  // by one lane
+    for (int i = 0; i < p.layout.stages; ++i) MbarrierInit(full + 8 * i, 1);
+    MbarrierInitFence();
+    FenceProxyAsync();
+    for (int i = 0; i < p.layout.stages; ++i) Load(i);
+  }
 };
 
 // Scales and zero points of a tile.
@@ -166,136 +141,127 @@ __device__ __forceinline__ void MultiplyGroup(uint32_t codes, int i, const uint4
   }
 }
 
+// Adds the scaled products of group `i` of a chunk, the x group `group`, to `total`: features first_row, ... + 8 of
+// each 16, rows 2 c and 2 c + 1. codes: the lane's first row of the stage.
+template <Codes kCodes, int kFeatureTiles>
+__device__ __forceinline__ void AddGroup(const Params& p, const ResidentX& x, const TileFactors& factors,
+                                         uint32_t codes, int i, int group, int first_row,
+                                         float (&total)[kFeatureTiles][4]) {
+  const int lane = threadIdx.x % 32, c = lane % 4;
+  const int x_row = min(lane / 4, p.num_rows - 1);  // the sums of rows that are not there are not stored
+  uint4 right[4];
+#pragma unroll
+  for (int piece = 0; piece < 4; ++piece) right[piece] = LoadShared16(x.Piece(group, x_row, piece, c));
+  float sums[kFeatureTiles][2][4] = {};
+  MultiplyGroup<kCodes, kFeatureTiles>(codes, i, right, c, first_row, sums);
+  const float2 of_x = *reinterpret_cast<const float2*>(x.scales + group * kMaxRows + 2 * c);
+  const float scale[2] = {of_x.x, of_x.y};
+  float2 ones{};
+  if constexpr (kCodes == Codes::kInt4) ones = *reinterpret_cast<const float2*>(x.sums + group * kMaxRows + 2 * c);
+  const int scale_group = kCodes == Codes::kFp8 ? 0 : min(group / p.units_of_group, p.num_groups - 1);
+#pragma unroll
+  for (int f = 0; f < kFeatureTiles; ++f) {
+    float of_group[2], zero[2];
+#pragma unroll
+    for (int k = 0; kCodes != Codes::kFp8 && k < 2; ++k) {
+      const int feature = 16 * f + 8 * k + first_row;
+      of_group[k] = factors.scales[feature * (p.num_groups + 1) + scale_group];
+      if constexpr (kCodes == Codes::kInt4)
+        zero[k] = kInt4Bias + static_cast<float>(factors.zeros[feature * p.num_groups + scale_group]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float sum = sums[f][0][j] + sums[f][1][j];
+      if constexpr (kCodes == Codes::kInt4) sum = fmaf(-zero[j / 2], j % 2 == 0 ? ones.x : ones.y, sum);
+      if constexpr (kCodes != Codes::kFp8) sum *= of_group[j / 2];
+      total[f][j] = fmaf(sum, scale[j % 2], total[f][j]);
+    }
+  }
+}
+
+// Adds the sums of the block's warps, in their order, and stores y. set: one of the two of Layout::sums.
+template <Codes kCodes, int kFeatureTiles>
+__device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_row, float* set,
+                                          const float (&total)[kFeatureTiles][4]) {
+  constexpr int kFeatures = 16 * kFeatureTiles;
+  const int warp = threadIdx.x / 32, c = threadIdx.x % 4, rows = p.layout.sum_rows, size = p.layout.sums_of_warp;
+  if (2 * c < rows) {
+#pragma unroll
+    for (int f = 0; f < 2 * kFeatureTiles; ++f) {
+      *reinterpret_cast<float2*>(set + warp * size + (8 * f + first_row) * rows + 2 * c) =
+          float2{total[f / 2][f % 2 * 2], total[f / 2][f % 2 * 2 + 1]};
+    }
+  }
+  if constexpr (kCodes != Codes::kFp8) CpAsyncWait<0>();  // the factors of the next tile
+  __syncthreads();  // a set is written again after all have passed the one of the next tile
+  for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * Warps(kCodes)) {
+    const int in_tile = i % kFeatures, row = i / kFeatures;
+    const int64_t feature = static_cast<int64_t>(tile) * kFeatures + in_tile;
+    if (feature >= p.out) continue;
+    const float* const from = set + in_tile * rows + row;
+    float sum = from[0];
+#pragma unroll
+    for (int w = 1; w < Warps(kCodes); ++w) sum += from[w * size];
+    StoreFp8Result(p, row, feature, kCodes == Codes::kFp8 ? __fmul_rn(sum, p.scales[feature]) : sum);
+  }
+}
+
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <Codes kCodes, int kFeatureTiles>
 __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
     Multiply(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap codes_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kWarps = Warps(kCodes), kFeatures = 16 * kFeatureTiles, kGroups = GroupsOfChunk(kCodes),
-                kStage = StageBytes(kFeatureTiles);
+  constexpr int kWarps = Warps(kCodes), kFeatures = 16 * kFeatureTiles, kGroups = GroupsOfChunk(kCodes);
+  using Ring = CodeRing<kFeatures, kWarps>;
   extern __shared__ char memory[];
   LetNextStart();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-  const int num_tiles = static_cast<int>((p.out + kFeatures - 1) / kFeatures);
   const Layout& at = p.layout;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_row = FeatureOf(lane / 4);
+  const int num_tiles = static_cast<int>((p.out + kFeatures - 1) / kFeatures);
   char* const smem = memory + (1024 - SmemAddress(memory) % 1024) % 1024;
-  const ResidentX x{SmemAddress(smem + at.x), reinterpret_cast<float*>(smem + at.x_scales),
-                    reinterpret_cast<float*>(smem + at.x_sums), p.num_rows};
   const auto factors = [&](int turn) {  // of this tile or of the next one
     return TileFactors{reinterpret_cast<float*>(smem + at.scales) + turn * kFeatures * (p.num_groups + 1),
                        reinterpret_cast<uint8_t*>(smem + at.zeros) + turn * kFeatures * p.num_groups};
   };
-  const uint32_t full = SmemAddress(smem + at.barriers) + warp * kMaxStages * 8;
-  const uint32_t ring = SmemAddress(smem) + warp * at.stages * kStage;
-
-  // This warp's chunks of this block's tiles in turn; a warp without a chunk is past the last tile from the start.
-  const Position begin{warp < p.chunks ? static_cast<int>(blockIdx.x) : num_tiles, warp};
-  const auto advance = [&](Position& at) {
-    at.chunk += kWarps;
-    if (at.chunk >= p.chunks) {
-      at.chunk = warp;
-      at.tile += gridDim.x;
-    }
-  };
-  Position loaded = begin;
-  const auto load = [&](int stage) {  // by one lane
-    if (loaded.tile >= num_tiles) return;
-    MbarrierArriveExpect(full + 8 * stage, kStage);
-    TmaLoad2(ring + stage * kStage, &codes_map, full + 8 * stage, loaded.chunk * kRowBytes, loaded.tile * kFeatures);
-    advance(loaded);
-  };
-  if (lane == 0) {
-    for (int i = 0; i < at.stages; ++i) MbarrierInit(full + 8 * i, 1);
-    MbarrierInitFence();
-    FenceProxyAsync();
-    for (int i = 0; i < at.stages; ++i) load(i);  // while the kernel in front may still be making x
-  }
-  const int first_row = FeatureOf(g);
+  Ring ring(p, codes_map, smem, num_tiles);
+  if (lane == 0) ring.Begin();  // while the kernel in front may still be making x
   if constexpr (kCodes != Codes::kFp8) {
     CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, blockIdx.x, factors(0));
     CpAsyncWait<0>();
     __syncthreads();
   }
   WaitForPrevious();
+  const ResidentX x{SmemAddress(smem + at.x), reinterpret_cast<float*>(smem + at.x_scales),
+                    reinterpret_cast<float*>(smem + at.x_sums), p.num_rows};
   constexpr ColumnOrder kOrder = kCodes == Codes::kInt4 ? ColumnOrder::kOwn : ColumnOrder::kArranged;
   ConvertRows<kOrder, kGroups, kWarps, kCodes == Codes::kInt4>(p.x, p.in, p.chunks, x);
 
-  const int x_row = min(g, p.num_rows - 1);  // the sums of rows that are not there are not stored
   int stage = 0, turn = 0;
   uint32_t phase = 0;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, turn ^= 1) {
     const TileFactors now = factors(turn);
-    float total[kFeatureTiles][4] = {};  // features first_row, ... + 8, rows 2 c, 2 c + 1
-    if constexpr (kCodes != Codes::kFp8) {
-      if (tile + static_cast<int>(gridDim.x) < num_tiles)
-        CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, tile + static_cast<int>(gridDim.x), factors(turn ^ 1));
-    }
+    float total[kFeatureTiles][4] = {};
+    if (const int next = tile + static_cast<int>(gridDim.x); kCodes != Codes::kFp8 && next < num_tiles)
+      CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, next, factors(turn ^ 1));
 #pragma unroll 1
     for (int chunk = warp; chunk < p.chunks; chunk += kWarps) {
-      MbarrierWait(full + 8 * stage, phase);
+      MbarrierWait(ring.full + 8 * stage, phase);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        const int group = chunk * kGroups + i;
-        uint4 right[4];
-#pragma unroll
-        for (int piece = 0; piece < 4; ++piece) right[piece] = LoadShared16(x.Piece(group, x_row, piece, c));
-        float sums[kFeatureTiles][2][4] = {};
-        MultiplyGroup<kCodes, kFeatureTiles>(ring + stage * kStage + first_row * kRowBytes, i, right, c, first_row,
-                                             sums);
-        const float2 of_x = *reinterpret_cast<const float2*>(x.scales + group * kMaxRows + 2 * c);
-        const float scale[2] = {of_x.x, of_x.y};
-        float2 ones{};
-        if constexpr (kCodes == Codes::kInt4)
-          ones = *reinterpret_cast<const float2*>(x.sums + group * kMaxRows + 2 * c);
-        const int scale_group = kCodes == Codes::kFp8 ? 0 : min(group / p.units_of_group, p.num_groups - 1);
-#pragma unroll
-        for (int f = 0; f < kFeatureTiles; ++f) {
-          float of_group[2], zero[2];
-#pragma unroll
-          for (int k = 0; kCodes != Codes::kFp8 && k < 2; ++k) {
-            const int feature = 16 * f + 8 * k + first_row;
-            of_group[k] = now.scales[feature * (p.num_groups + 1) + scale_group];
-            if constexpr (kCodes == Codes::kInt4)
-              zero[k] = kInt4Bias + static_cast<float>(now.zeros[feature * p.num_groups + scale_group]);
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            float sum = sums[f][0][j] + sums[f][1][j];
-            if constexpr (kCodes == Codes::kInt4) sum = fmaf(-zero[j / 2], j % 2 == 0 ? ones.x : ones.y, sum);
-            if constexpr (kCodes != Codes::kFp8) sum *= of_group[j / 2];
-            total[f][j] = fmaf(sum, scale[j % 2], total[f][j]);
-          }
-        }
+        AddGroup<kCodes, kFeatureTiles>(p, x, now, ring.codes + stage * Ring::kStage + first_row * kRowBytes, i,
+                                        chunk * kGroups + i, first_row, total);
       }
       __syncwarp();  // every lane is done with the stage
-      if (lane == 0) load(stage);
+      if (lane == 0) ring.Load(stage);
       if (++stage == at.stages) {
         stage = 0;
         phase ^= 1;
       }
     }
     float* const set = reinterpret_cast<float*>(smem + at.sums) + turn * kWarps * at.sums_of_warp;
-    if (2 * c < at.sum_rows) {
-#pragma unroll
-      for (int f = 0; f < 2 * kFeatureTiles; ++f) {
-        *reinterpret_cast<float2*>(set + warp * at.sums_of_warp + (8 * f + first_row) * at.sum_rows + 2 * c) =
-            float2{total[f / 2][f % 2 * 2], total[f / 2][f % 2 * 2 + 1]};
-      }
-    }
-    if constexpr (kCodes != Codes::kFp8) CpAsyncWait<0>();
-    __syncthreads();  // a set is written again after all have passed the one of the next tile
-    for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * kWarps) {
-      const int in_tile = i % kFeatures, row = i / kFeatures;
-      const int64_t feature = static_cast<int64_t>(tile) * kFeatures + in_tile;
-      if (feature >= p.out) continue;
-      const float* const from = set + in_tile * at.sum_rows + row;
-      float sum = from[0];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) sum += from[w * at.sums_of_warp];
-      StoreFp8Result(p, row, feature, kCodes == Codes::kFp8 ? __fmul_rn(sum, p.scales[feature]) : sum);
-    }
+    StoreTile<kCodes, kFeatureTiles>(p, tile, first_row, set, total);
   }
 #endif
 }
