@@ -21,6 +21,7 @@
 #include "kernels/sampling/sample_tokens.h"
 #include "kernels/selection/cacheblend/value_deviation.h"
 #include "kernels/selection/candidates.h"
+#include "kernels/selection/h2o/heavy_hitters.h"
 #include "kernels/selection/loopserve/query_window.h"
 #include "kernels/selection/loopserve/select_lines.h"
 #include "kernels/selection/quest/page_bound_scores.h"
@@ -69,6 +70,7 @@
   V(SparseAttention, SparseAttentionArgs) \
   V(TopTokens, TopTokensArgs)             \
   V(ChooseByQueryWindow, QueryWindowArgs) \
+  V(HeavyHitters, HeavyHittersArgs)       \
   V(PageBoundScores, PageBoundScoresArgs) \
   V(SelectLines, SelectLinesArgs)
 #define SPLICE_OPERATIONS(V)     \

@@ -68,15 +68,20 @@ inline constexpr int32_t kSelectionPlansMax = 8;
 // A sequence's selection for all layers, as Session::Stage brings it to a device.
 struct SequenceSelection {
   // [num_layers * heads_in_tables()] lists of compact pages, layer by layer. Under one kv_id they only grow, and an
-  // empty one stays empty. The first list_pages of each are its SelectingSequence::list_tables.
+  // empty one stays empty. In each list_pages from list_begin on are its SelectingSequence::list_tables, and those
+  // behind them its SelectingSequence::compact_tables.
   std::span<const std::vector<int32_t>> compact_tables;
   std::span<const LayerSelection> layers;  // [num_layers]
   int32_t budget = 0;
   int32_t recent = 1;
   int32_t* dims = nullptr;  // device [num_layers, num_kv_heads, 2, num_dims]
+  int32_t list_begin = 0;
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
   int32_t plan = 0;  // in [0, kSelectionPlansMax): the `plan` of the operations that serve it
+  // Another choice of the same sequence, with the same tables, in front of this one: the tokens that it keeps are the
+  // candidates of this one. Operations serve it where their arguments say so (QueryWindowArgs::outer). Null: none.
+  const SequenceSelection* outer = nullptr;
 };
 
 }  // namespace spl::kernels

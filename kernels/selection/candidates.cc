@@ -87,7 +87,7 @@ absl::Status ValidateCandidates(const char* op, const SelectingSequence& s, cons
         return InvalidCall(op, ": list_tables names page ", page, ", outside the pool of ", pool.num_pages);
     }
   }
-  if (s.first_fresh < 0 || s.first_fresh >= s.kv_len)
+  if (s.first_fresh < 0 || s.first_fresh > s.kv_len)
     return InvalidCall(op, ": first_fresh is ", s.first_fresh, ", the step writes position ", s.kv_len - 1);
   return absl::OkStatus();
 }

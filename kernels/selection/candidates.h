@@ -1,9 +1,10 @@
 // The positions that a stream of a decode batch may choose from when it holds only part of its sequence: a list of
-// positions, plus everything written after them (SamKV's sparse KV, and the one-time choices of SnapKV and similar
-// methods: docs/methods/samkv.md and docs/methods/baselines.md).
+// positions, plus everything written after them (SamKV's sparse KV, the one-time choices of SnapKV and similar methods,
+// and the choice that LoopServe keeps in a cascade: docs/methods/samkv.md, docs/methods/baselines.md and
+// docs/methods/loopserve.md).
 //
-// A stream whose step is `listed` has n listed positions, ascending, all before first_fresh. Its candidates, n + kv_len
-// - first_fresh in number, are
+// A stream whose step is `listed` has n listed positions, ascending, all before first_fresh, which is at most kv_len.
+// Its candidates, n + kv_len - first_fresh in number, are
 //   candidate i = listed[i] for i < n, then first_fresh + i - n.
 // In a stream that is not listed, every position is a candidate. Operations that choose (SelectTokens, PageBoundScores
 // and TopTokens, ChooseByQueryWindow) treat the candidates of a listed stream as a sequence of their own: compact keys,
@@ -12,7 +13,8 @@
 // because keys already carry the rotation of their true position, and attention needs nothing else of it.
 //
 // Layout   list pages of a stream, from the pool that has its keys: int32, entry 0 is n, then the positions, continued
-//          in the next page. Written before the first step, never by a step.
+//          in the next page. Written before the first step, never by a step, except in a cascade: there the list lies
+//          where ChooseByQueryWindow keeps it (query_window.h), which writes it in the same step.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +58,7 @@ class Candidates {
 };
 
 // Checks a sequence without looking at its lists, which may be on a device. InvalidArgument names `op`: a listed
-// sequence without list tables, with pages outside the pool, or with first_fresh at or past kv_len. OK: not listed.
+// sequence without list tables, with pages outside the pool, or with first_fresh past kv_len. OK: not listed.
 absl::Status ValidateCandidates(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
                                 int32_t num_kv_heads);
 // Checks a list that the host can read: its pages hold it, and its last position is before first_fresh. Ascending order

@@ -13,6 +13,7 @@ struct StagedSequence {
   int64_t compact_offset = 0;  // offset of its tables in compact_tables
   int32_t budget = 0;
   int32_t recent = 0;
+  int32_t list_begin = 0;
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
 };
@@ -69,15 +70,17 @@ struct SelectionBatch {
   __device__ bool Has(int32_t sequence, int32_t wanted) const {
     return (steps[sequence].flags & (wanted | plan)) == (wanted | plan);
   }
-  // Pages of the stream: those of its list, then those that operations keep.
+  // Pages of the stream, from list_begin on: those of its list, then those that operations keep.
   __device__ const int32_t* ListPages(int32_t sequence, int32_t kv_head) const {
-    return compact_tables + sequences[sequence].compact_offset + kv_head * compact_head_stride;
+    return compact_tables + sequences[sequence].compact_offset + kv_head * compact_head_stride +
+           sequences[sequence].list_begin;
   }
   __device__ const int32_t* CompactPages(int32_t sequence, int32_t kv_head) const {
     return ListPages(sequence, kv_head) + sequences[sequence].list_pages;
   }
   __device__ bool Listed(int32_t sequence) const { return (steps[sequence].flags & StagedStep::kListed) != 0; }
-  // Lists were written before the first step, so they may be read while the previous kernel still runs.
+  // Lists were written before the first step, so they may be read while the previous kernel still runs; except by
+  // SelectTokens behind an outer choice, which wrote them.
   __device__ Candidates CandidatesOf(int32_t sequence, int32_t kv_head, int32_t kv_len) const {
     if (!Listed(sequence)) return {.count = kv_len};
     Candidates own{.pool = pool,

@@ -131,6 +131,14 @@ MUTANTS = [
            "conversations_test"),
     Mutant("approximate-turns-hold", "turns of every method hold pages", "services/decode/conversation.cc",
            "methods::ResolvePolicy(policy, false, \"\") != methods::kExact", "policy == \"none\"", "conversations_test"),
+    Mutant("h2o-counts-no-steps", "attention of decode steps is not added", "kernels/selection/h2o/heavy_hitters.cc",
+           " + paid[at];", ";", "selection_test"),
+    Mutant("h2o-forgets-the-prompt", "steps begin with no attention of the prompt's rows",
+           "services/engine/selection/kept_positions.cc", "std::bit_cast<int32_t>(attention[stream][i])",
+           "std::bit_cast<int32_t>(0 * attention[stream][i])",
+           "engine_decode_selection_test"),
+    Mutant("cascade-of-old-keys", "compact keys stay when other tokens are kept", "services/engine/selection/cascade.cc",
+           "inner.compact_len = outer.refresh ? 0 : kept;", "inner.compact_len = kept;", "engine_decode_selection_test"),
 ]
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "services/base/status.h"
+#include "services/engine/recovery/reuse_options.h"
 
 namespace spl::cli {
 
@@ -51,6 +52,18 @@ absl::StatusOr<std::string> ParseMethod(const char* flag, const std::string& tex
   return name;
 }
 
+// Takes the option `name`, a share of the context, out of `options`; 0: it is not there.
+absl::StatusOr<double> TakeContextShare(const std::string& name, const char* flag, const std::string& text,
+                                        nlohmann::json& options) {
+  const auto option = options.find(name);
+  if (option == options.end()) return 0;
+  const double share = option->is_number() ? option->get<double>() : 0;
+  if (!(share > 0 && share <= 1))
+    return InvalidArgument("{} {}: context_share is a share of the context, above 0 and at most 1", flag, text);
+  options.erase(option);
+  return share;
+}
+
 }  // namespace
 
 absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
@@ -66,12 +79,11 @@ absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::
   SPLICE_ASSIGN_OR_RETURN(method.reuse, ParseMethod("--reuse", reuse, "", "sparsex:dense_layers=2", method.options));
   SPLICE_ASSIGN_OR_RETURN(method.decode,
                           ParseMethod("--decode", decode, "decode_", "sparcas:budget=1024", method.options));
-  const auto share = method.options.find("decode_context_share");
-  if (share != method.options.end()) {
-    method.decode_context_share = share->get<double>();
-    if (!(method.decode_context_share > 0 && method.decode_context_share <= 1))
-      return InvalidArgument("--decode {}: context_share is a share of the context, above 0 and at most 1", decode);
-    method.options.erase(share);
+  SPLICE_ASSIGN_OR_RETURN(method.decode_context_share,
+                          TakeContextShare("decode_context_share", "--decode", decode, method.options));
+  if (method.reuse == "a-shape" || method.reuse == "tri-shape") {
+    SPLICE_ASSIGN_OR_RETURN(method.band_context_share,
+                            TakeContextShare("context_share", "--reuse", reuse, method.options));
   }
   return method;
 }
@@ -82,6 +94,14 @@ nlohmann::json OptionsFor(const EvalMethod& method, int64_t length) {
     constexpr double kStep = 16;  // tokens of a page of quest
     const double steps = std::round(method.decode_context_share * static_cast<double>(length) / kStep);
     options["decode_budget"] = static_cast<int64_t>(kStep * std::max(steps, 1.0));
+  }
+  if (method.band_context_share > 0) {
+    const engine::ReuseOptions published;
+    const int64_t most = published.band_sinks + published.band_window;
+    const auto tokens = static_cast<int64_t>(method.band_context_share * static_cast<double>(length));
+    const int64_t band = std::clamp<int64_t>(tokens, 2, most), sinks = band * published.band_sinks / most;
+    options["band_sinks"] = sinks;
+    options["band_window"] = band - sinks;
   }
   return options;
 }

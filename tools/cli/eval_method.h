@@ -27,6 +27,9 @@ struct EvalMethod {
   std::string decode;
   // decode_budget as a share of the sample's nominal length, in whole 16 tokens; 0: decode_budget is not set by it.
   double decode_context_share = 0;
+  // a-shape, tri-shape: the largest share of the sample's nominal length that band_sinks and band_window have together.
+  // They are the published ones where these are no more, or else of the same proportions. 0: they are not set by it.
+  double band_context_share = 0;
   Provenance provenance = Provenance::kContext;
 
   // True if the method reuses segments; the others compute everything behind the exact prefix.
@@ -35,7 +38,8 @@ struct EvalMethod {
 
 // Parses a method. `reuse` and `decode` are "NAME[:OPTION=NUMBER]…", for example
 // "sparsex:dense_layers=2:recompute_share=0.1" and "sparcas:budget=1024" (which sets decode_budget);
-// "sparcas:context_share=0.0625" sets decode_context_share. InvalidArgument names the mistake.
+// "sparcas:context_share=0.0625" sets decode_context_share, "a-shape:context_share=0.5" band_context_share.
+// InvalidArgument names the mistake.
 absl::StatusOr<EvalMethod> ParseEvalMethod(const std::string& reuse, const std::string& decode,
                                            const std::string& provenance);
 // "context", "isolated" or "foreign".

@@ -16,7 +16,7 @@ struct EvalSuite {
 };
 
 // "methods": all prefill methods × all decode methods and their baselines. Methods that choose tokens get a budget of a
-// sixteenth of the context.
+// sixteenth of the context, and bands the published windows, or half of a context below 8,192 tokens.
 // "recovery": exact, sparsex with dense layers, and sparsex with probes of half to all of the model's `num_layers`,
 // each with three shares of recomputed tokens (recovery_choice.h). InvalidArgument: another name, or "recovery" without
 // a number of layers.

@@ -35,7 +35,10 @@ struct DeviceBatch {
   // Set once a batch had a sequence that chooses its tokens; null before.
   const StagedSequence* selecting = nullptr;    // [num_sequences]
   const StagedStep* selection_steps = nullptr;  // [layers][max_sequences]
-  const int32_t* compact_tables = nullptr;      // [slots][layers][kv_heads][compact_stride]
+  // The same of their outer choices (SequenceSelection::outer).
+  const StagedSequence* outer_selecting = nullptr;
+  const StagedStep* outer_steps = nullptr;
+  const int32_t* compact_tables = nullptr;  // [slots][layers][kv_heads][compact_stride]
   int64_t compact_stride = 0;
   int64_t steps_stride = 0;  // elements of selection_steps between layers
   bool selects = false;      // some sequence of this batch has a selection

@@ -212,12 +212,37 @@ absl::Status CudaSession::StageCompactTables(const BatchArgs& batch) {
   return PinnedUsed();
 }
 
+namespace {
+
+// `compact_offset`: that of the sequence's tables.
+StagedSequence StagedOf(const SequenceSelection& selection, int64_t compact_offset) {
+  return {.dims = selection.dims,
+          .compact_offset = compact_offset,
+          .budget = selection.budget,
+          .recent = selection.recent,
+          .list_begin = selection.list_begin,
+          .list_pages = selection.list_pages,
+          .first_fresh = selection.first_fresh};
+}
+
+StagedStep StagedOf(const LayerSelection& step, int32_t plan) {
+  return {.flags = (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
+                   (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
+                   (step.records ? StagedStep::kRecords : 0) | (step.listed ? StagedStep::kListed : 0) |
+                   StagedStep::PlanBit(plan),
+          .compact_len = step.compact_len,
+          .num_sinks = step.num_sinks,
+          .window = step.window};
+}
+
+}  // namespace
+
 // Every sequence has its slot. Sequences without a selection select nowhere.
 absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
   const size_t num_layers = static_cast<size_t>(options_.num_layers);
+  const size_t half = Aligned<StagedSequence>(slots_.size()) + Aligned<StagedStep>(num_layers * slots_.size());
   if (selection_ == nullptr) {
-    auto memory =
-        AllocateDevice(Aligned<StagedSequence>(slots_.size()) + Aligned<StagedStep>(num_layers * slots_.size()));
+    auto memory = AllocateDevice(2 * half);
     if (!memory.ok()) return memory.status();
     // A compact page has the keys of at least two pages, or the listed positions of at least eight; then there are
     // queries, some hundred a page.
@@ -231,6 +256,8 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
     auto* base = static_cast<std::byte*>(selection_->data());
     batch_.selecting = reinterpret_cast<const StagedSequence*>(base);
     batch_.selection_steps = reinterpret_cast<const StagedStep*>(base + Aligned<StagedSequence>(slots_.size()));
+    batch_.outer_selecting = reinterpret_cast<const StagedSequence*>(base + half);
+    batch_.outer_steps = reinterpret_cast<const StagedStep*>(base + half + Aligned<StagedSequence>(slots_.size()));
     batch_.compact_tables = static_cast<const int32_t*>(compact_tables_->data());
     batch_.compact_stride = stride;
     batch_.steps_stride = static_cast<int64_t>(slots_.size());
@@ -238,44 +265,40 @@ absl::Status CudaSession::StageSelection(const BatchArgs& batch) {
   const int64_t slot_stride = batch_.compact_stride * options_.num_kv_heads * options_.num_layers;
   for (const BatchSequence& sequence : batch.sequences) {
     if (sequence.selection == nullptr) continue;
-    if (sequence.selection->layers.size() != num_layers)
+    const SequenceSelection* const outer = sequence.selection->outer;
+    if (sequence.selection->layers.size() != num_layers || (outer != nullptr && outer->layers.size() != num_layers))
       return absl::InvalidArgumentError(absl::StrCat("cuda: a selection with steps of ",
                                                      sequence.selection->layers.size(), " layers, the model has ",
                                                      num_layers));
   }
   if (absl::Status s = StageCompactTables(batch); !s.ok()) return s;
-  auto pinned = Pinned(selection_->size());
+  // Outer choices follow; they are copied in steps that have some.
+  const bool any_outer = std::any_of(batch.sequences.begin(), batch.sequences.end(), [](const BatchSequence& s) {
+    return s.selection != nullptr && s.selection->outer != nullptr;
+  });
+  const size_t bytes = any_outer ? 2 * half : half;
+  auto pinned = Pinned(bytes);
   if (!pinned.ok()) return pinned.status();
-  auto* staged = reinterpret_cast<StagedSequence*>(*pinned);
-  auto* steps = reinterpret_cast<StagedStep*>(*pinned + Aligned<StagedSequence>(slots_.size()));
-  std::fill_n(steps, num_layers * slots_.size(), StagedStep{});
-  for (size_t s = 0; s < batch.sequences.size(); ++s) {
-    const BatchSequence& sequence = batch.sequences[s];
-    if (sequence.selection == nullptr) {
-      staged[s] = {};
-      continue;
+  const auto stage = [&](std::byte* base, bool outer) {
+    auto* staged = reinterpret_cast<StagedSequence*>(base);
+    auto* steps = reinterpret_cast<StagedStep*>(base + Aligned<StagedSequence>(slots_.size()));
+    std::fill_n(steps, num_layers * slots_.size(), StagedStep{});
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      const SequenceSelection* selection = batch.sequences[s].selection;
+      if (selection != nullptr && outer) selection = selection->outer;
+      if (selection == nullptr) {
+        staged[s] = {};
+        continue;
+      }
+      staged[s] = StagedOf(*selection, slot_of_.at(batch.sequences[s].kv_id) * slot_stride);
+      for (size_t layer = 0; layer < num_layers; ++layer)
+        steps[layer * slots_.size() + s] = StagedOf(selection->layers[layer], selection->plan);
     }
-    staged[s] = {.dims = sequence.selection->dims,
-                 .compact_offset = slot_of_.at(sequence.kv_id) * slot_stride,
-                 .budget = sequence.selection->budget,
-                 .recent = sequence.selection->recent,
-                 .list_pages = sequence.selection->list_pages,
-                 .first_fresh = sequence.selection->first_fresh};
-    for (size_t layer = 0; layer < num_layers; ++layer) {
-      const LayerSelection& step = sequence.selection->layers[layer];
-      steps[layer * slots_.size() + s] = {
-          .flags = (step.selects ? StagedStep::kSelects : 0) | (step.refresh ? StagedStep::kRefresh : 0) |
-                   (step.first ? StagedStep::kFirst : 0) | (step.parity != 0 ? StagedStep::kParity : 0) |
-                   (step.records ? StagedStep::kRecords : 0) | (step.listed ? StagedStep::kListed : 0) |
-                   StagedStep::PlanBit(sequence.selection->plan),
-          .compact_len = step.compact_len,
-          .num_sinks = step.num_sinks,
-          .window = step.window};
-    }
-  }
-  SPLICE_CUDA_RETURN_IF_ERROR(
-      cudaMemcpyAsync(selection_->data(), *pinned, selection_->size(), cudaMemcpyHostToDevice, stream_),
-      "copying what layers choose");
+  };
+  stage(*pinned, false);
+  if (any_outer) stage(*pinned + half, true);
+  SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(selection_->data(), *pinned, bytes, cudaMemcpyHostToDevice, stream_),
+                              "copying what layers choose");
   return PinnedUsed();
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_device_info.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/selection/candidates_cuda.h"
+#include "kernels/selection/h2o/heavy_hitters_cuda.h"
 #include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/loopserve/select_lines_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
@@ -34,11 +35,11 @@ absl::Status NeedSelection(const DeviceBatch& b, const char* op, const void* in,
   return absl::OkStatus();
 }
 
-// plan: StagedStep::PlanBit of the sequences that are served; 0: of all.
+// plan: StagedStep::PlanBit of the sequences that are served; 0: of all. outer: their outer choices.
 SelectionBatch Selection(const DeviceBatch& b, const KvPoolView& pool, int32_t num_kv_heads, int32_t layer,
-                         int32_t plan) {
-  return {.sequences = b.selecting,
-          .steps = b.selection_steps + layer * b.steps_stride,
+                         int32_t plan, bool outer = false) {
+  return {.sequences = outer ? b.outer_selecting : b.selecting,
+          .steps = (outer ? b.outer_steps : b.selection_steps) + layer * b.steps_stride,
           .compact_tables = b.compact_tables + layer * num_kv_heads * b.compact_stride,
           .compact_head_stride = b.compact_stride,
           .plan = plan,
@@ -145,7 +146,7 @@ absl::Status CudaBackend::SelectTokens(const KernelContext& ctx, const SelectTok
   auto scratch = session.Scratch(CudaSession::Use::kSelectTokens, SelectScratchBytes(args));
   if (!scratch.ok()) return scratch.status();
   args.scratch = static_cast<float*>(*scratch);
-  args.early = b.num_rows == b.num_sequences;  // as in DecodeAttention
+  args.early = b.num_rows == b.num_sequences && !a.after_outer;  // as in DecodeAttention
   return ToStatus(cuda::SelectTokens(args, session.stream()), "SelectTokens");
 }
 
@@ -196,7 +197,7 @@ absl::Status CudaBackend::ChooseByQueryWindow(const KernelContext& ctx, const Qu
     return s;
   QueryWindowLaunch launch{
       .batch = Batch(b, a.pool, a.layer),
-      .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+      .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan), a.outer),
       .max_kv_len = b.max_kv_len,
       .max_streams = static_cast<int32_t>(b.steps_stride) * a.shape.num_kv_heads};
   if (const size_t bytes = QueryWindowScratchBytes(a, launch); bytes > 0) {
@@ -205,6 +206,17 @@ absl::Status CudaBackend::ChooseByQueryWindow(const KernelContext& ctx, const Qu
     launch.scratch = *scratch;
   }
   return ToStatus(cuda::ChooseByQueryWindow(a, launch, session.stream()), "ChooseByQueryWindow");
+}
+
+absl::Status CudaBackend::HeavyHitters(const KernelContext& ctx, const HeavyHittersArgs& a) const {
+  if (absl::Status s = ValidateHeavyHitters(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  const DeviceBatch& b = session.batch();
+  if (absl::Status s = NeedSelection(b, "HeavyHitters", a.q.data, a.attention, a.lists.tokens); !s.ok()) return s;
+  return ToStatus(cuda::HeavyHitters(a, Batch(b, a.pool, a.layer),
+                                     Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+                                     session.stream()),
+                  "HeavyHitters");
 }
 
 absl::Status CudaBackend::PageBoundScores(const KernelContext& ctx, const PageBoundScoresArgs& a) const {

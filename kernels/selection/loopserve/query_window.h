@@ -9,8 +9,9 @@
 //            over the positions that q_b,h sees, f32. Keeps the last `recent` positions and, of the others, those with
 //            the largest w_j: `budget` together, ties to the lower one; all positions if kv_len <= budget.
 //   join     if `selects` alone: also keeps position kv_len - 1. At most `window` - 1 times between two choices.
-// The list of a selecting stream is what it keeps. For a listed stream, candidates replace positions and their number
-// replaces kv_len, except for a position that joins (candidates.h).
+// The list of a selecting stream is what it keeps. In its pages the list has the layout of candidates (candidates.h).
+// For a listed stream, candidates replace positions and their number replaces kv_len, except for a position that joins
+// (candidates.h).
 //
 // Layout    queries and kept positions lie in compact pages of the stream (QueryWindow); their number does not depend
 //           on the length.
@@ -66,6 +67,9 @@ struct QueryWindowArgs {
   // False: no sequence chooses in this step (records and joins only). A device then launches no scoring, so a recorded
   // step of this kind serves only such steps.
   bool chooses = true;
+  // True: serves the outer choices of sequences (SequenceSelection::outer): `sequences` are these, and a device reads
+  // the staged ones. The kept tokens are then the list of a SelectTokens call that follows.
+  bool outer = false;
   // True: some sequence is listed (LayerSelection::listed). A device then looks keys up one by one, which serves the
   // other sequences too. Like `chooses`, part of what a recorded step holds.
   bool listed = false;

@@ -48,6 +48,9 @@ struct SelectTokensArgs {
   int64_t weights_stride = 0;  // elements; at least the longest kv_len
   int32_t layer = 0;           // layer number in the staged batch
   int32_t plan = 0;            // a device serves the staged sequences of this plan (SequenceSelection::plan)
+  // True: an operation of the same step wrote the candidates' lists of some sequence (SequenceSelection::outer). A
+  // device then waits for it before it reads them.
+  bool after_outer = false;
 };
 
 // InvalidArgument: shapes, dtypes, a num_dims that does not fit compact_keys.h, a budget or recent out of range, a

@@ -92,6 +92,15 @@ __device__ __forceinline__ void BringKeys(const Params& p, SmemT& s, const Part&
 
 // kMma: bf16 throughout, 16 dimensions, at most kHeads query heads a KV head. kTiles: of a warp in flight.
 // kListed: streams may be listed.
+// The candidates of a stream. Unless a launch is early, the previous kernel may have written their list.
+template <bool kListed>
+__device__ __forceinline__ Candidates FindCandidates(const Params& p, int sequence, int head) {
+  const int32_t kv_len = p.batch.kv_len[sequence];
+  if constexpr (!kListed) return {.count = kv_len};
+  if (!p.early) WaitForPrevious();
+  return p.selection.CandidatesOf(sequence, head, kv_len);
+}
+
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, bool kAllInSmem, bool kListed, typename Q,
           typename Kv>
 __device__ __forceinline__ void Select(const Params& p) {
@@ -111,8 +120,7 @@ __device__ __forceinline__ void Select(const Params& p) {
   }
   const StagedSequence& staged = p.selection.sequences[sequence];
   const bool listed = kListed && (step.flags & StagedStep::kListed);
-  Candidates own{.count = p.batch.kv_len[sequence]};
-  if constexpr (kListed) own = p.selection.CandidatesOf(sequence, head, own.count);
+  const Candidates own = FindCandidates<kListed>(p, sequence, head);
   const int32_t kv_len = own.count;  // from here on as if candidates were the sequence
   const int32_t budget = min(staged.budget, static_cast<int32_t>(p.list_stride));
   const bool everything = kv_len <= budget;

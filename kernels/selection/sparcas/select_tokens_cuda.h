@@ -31,8 +31,8 @@ struct SelectArgs {
   // True: some sequence is listed (LayerSelection::listed). Keys are then looked up one by one, for all sequences.
   bool listed = false;
   // True: the launch may begin before earlier kernels on the stream end (cuda_launch.h). The caller promises that
-  // kernels which may still run do not write the staged memory, the dimensions, or compact keys of positions before
-  // compact_len.
+  // kernels which may still run do not write the staged memory, the dimensions, lists of candidates, or compact keys of
+  // positions before compact_len.
   bool early = false;
 };
 

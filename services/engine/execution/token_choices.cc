@@ -27,19 +27,35 @@ bool TokenChoices::any(int32_t layer) const {
 void TokenChoices::CollectPlans() {
   plans_.clear();
   for (const DecodeRow& row : rows_) {
-    const ScoringPlan own = row.selector->scoring();
-    if (row.selector->layers().empty() || own.scoring == TokenScoring::kNone) continue;
-    const auto at = std::lower_bound(plans_.begin(), plans_.end(), own, [](const Plan& plan, const ScoringPlan& other) {
-      return plan.scoring.OrdersBefore(other);
-    });
-    if (at == plans_.end() || !at->scoring.SharesStep(own)) {
-      plans_.insert(at, {.scoring = own, .longest = row.kv_len()});
-    } else {
-      at->scoring.first_layer = std::min(at->scoring.first_layer, own.first_layer);
-      at->longest = std::max(at->longest, row.kv_len());
+    const auto layers = row.selector->layers();
+    if (layers.empty()) continue;
+    if (const OuterChoice* const outer = row.selector->outer(); outer != nullptr) {
+      AddPlan(outer->scoring, row.kv_len());
+      // Before there is an outer choice, nothing is chosen from it.
+      if (std::none_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.selects; })) continue;
     }
+    AddPlan(row.selector->scoring(), row.kv_len());
   }
   SPLICE_CHECK(plans_.size() <= static_cast<size_t>(kernels::kSelectionPlansMax), "ways of choosing in a step");
+}
+
+void TokenChoices::AddPlan(const ScoringPlan& scoring, int64_t kv_len) {
+  if (scoring.scoring == TokenScoring::kNone) return;
+  const auto at =
+      std::lower_bound(plans_.begin(), plans_.end(), scoring,
+                       [](const Plan& plan, const ScoringPlan& other) { return plan.scoring.OrdersBefore(other); });
+  if (at == plans_.end() || !at->scoring.SharesStep(scoring)) {
+    plans_.insert(at, {.scoring = scoring, .longest = kv_len});
+  } else {
+    at->scoring.first_layer = std::min(at->scoring.first_layer, scoring.first_layer);
+    at->longest = std::max(at->longest, kv_len);
+  }
+}
+
+TokenChoices::Plan* TokenChoices::PlanOf(const ScoringPlan& scoring) {
+  const auto plan =
+      std::find_if(plans_.begin(), plans_.end(), [&](const Plan& other) { return other.scoring.SharesStep(scoring); });
+  return plan == plans_.end() ? nullptr : &*plan;
 }
 
 namespace {
@@ -57,33 +73,48 @@ void AddRefreshes(std::span<const kernels::LayerSelection> layers, std::vector<b
 
 }  // namespace
 
+void TokenChoices::TakeSelection(const DecodeRow& row, const ScoringPlan& scoring,
+                                 std::span<const kernels::LayerSelection> layers,
+                                 kernels::SequenceSelection& selection) {
+  selection = {.compact_tables = row.compact->tables(),
+               .layers = layers,
+               .budget = scoring.budget,
+               .recent = scoring.recent,
+               .dims = row.compact->dims(rank_),
+               .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
+               .first_fresh = scoring.first_fresh};
+  Plan* const plan = PlanOf(scoring);
+  if (plan == nullptr) return;
+  selection.plan = static_cast<int32_t>(plan - plans_.data());
+  AddRefreshes(layers, plan->refreshes);
+}
+
 absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   rows_ = rows;
   listed_ = false;
-  sequences_.clear();
+  sequences_.assign(rows.size(), {});
+  outer_.assign(rows.size(), {});
   CollectPlans();
   int64_t longest_list = 0;
-  for (const DecodeRow& row : rows) {
-    const ScoringPlan scoring = row.selector->scoring();
-    const auto layers = row.selector->layers();
-    kernels::SequenceSelection& sequence = sequences_.emplace_back();
+  for (size_t s = 0; s < rows.size(); ++s) {
+    const TokenSelector& selector = *rows[s].selector;
+    const ScoringPlan scoring = selector.scoring();
+    const auto layers = selector.layers();
     if (layers.empty()) continue;
-    SPLICE_CHECK(row.compact != nullptr, "a selector that chooses or lists has compact pages");
-    const auto plan = std::find_if(plans_.begin(), plans_.end(),
-                                   [&](const Plan& other) { return other.scoring.SharesStep(scoring); });
-    sequence = {.compact_tables = row.compact->tables(),
-                .layers = layers,
-                .budget = scoring.budget,
-                .recent = scoring.recent,
-                .dims = row.compact->dims(rank_),
-                .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
-                .first_fresh = scoring.first_fresh};
-    if (plan != plans_.end()) {
-      sequence.plan = static_cast<int32_t>(plan - plans_.begin());
-      AddRefreshes(layers, plan->refreshes);
-    }
-    listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
+    SPLICE_CHECK(rows[s].compact != nullptr, "a selector that chooses or lists has compact pages");
+    TakeSelection(rows[s], scoring, layers, sequences_[s]);
     longest_list = std::max(longest_list, scoring.list_tokens());
+    listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
+    const OuterChoice* const outer = selector.outer();
+    if (outer == nullptr) continue;
+    TakeSelection(rows[s], outer->scoring, outer->layers, outer_[s]);
+    longest_list = std::max(longest_list, outer->scoring.list_tokens());
+    // The list lies behind the queries; all that is kept is in it, the step's own position included.
+    const kernels::QueryWindow window = QueryWindowOf(outer->scoring, whole_);
+    sequences_[s].list_begin = static_cast<int32_t>(window.query_pages());
+    sequences_[s].list_pages = static_cast<int32_t>(window.num_pages() - window.query_pages());
+    sequences_[s].first_fresh = static_cast<int32_t>(rows[s].kv_len());
+    sequences_[s].outer = &outer_[s];
   }
   if (!any()) return absl::OkStatus();
   // Powers of two: a recording serves many budgets and lengths.
@@ -97,7 +128,9 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   for (Plan& plan : plans_) {
     if (plan.scoring.scoring == TokenScoring::kCompactKeys || plan.scoring.scoring == TokenScoring::kPackedKeys)
       continue;
-    plan.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(plan.longest)));
+    // Heavy hitters have scores for their lists alone.
+    const int64_t scored = plan.scoring.scoring == TokenScoring::kHeavyHitters ? stride : plan.longest;
+    plan.scores_stride = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(scored)));
     if (plan.scoring.scoring == TokenScoring::kPageBounds)
       plan.scores_stride = std::max<int64_t>(plan.scores_stride / kernels::kBoundTokens, 1);
     longest_scores = std::max(longest_scores, plan.scores_stride);
@@ -115,8 +148,8 @@ uint64_t TokenChoices::key() const {
   mix(reinterpret_cast<uint64_t>(lists_.tokens));
   for (const Plan& plan : plans_) {
     const ScoringPlan& scoring = plan.scoring;
-    mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.first_layer) << 32 |
-        static_cast<uint64_t>(scoring.num_dims + scoring.window));
+    mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.outer) << 63 |
+        static_cast<uint64_t>(scoring.first_layer) << 32 | static_cast<uint64_t>(scoring.num_dims + scoring.window));
     mix(static_cast<uint64_t>(plan.scores_stride));
     // A layer's choice is due in few steps, and costs the launches of its passes over K: steps are recorded apart by
     // it.
@@ -126,7 +159,7 @@ uint64_t TokenChoices::key() const {
   return key;
 }
 
-void TokenChoices::ViewLayer(int32_t layer) {
+void TokenChoices::ViewLayer(int32_t layer, bool outer) {
   const ModelConfig& c = model_.config();
   const int32_t first = model_.first_kv_head(), whole_heads = whole_.config().num_kv_heads;
   const auto heads = static_cast<size_t>(c.num_kv_heads);
@@ -135,17 +168,19 @@ void TokenChoices::ViewLayer(int32_t layer) {
   lists_of_.resize(rows_.size() * heads);
   of_layer_.clear();
   for (size_t s = 0; s < rows_.size(); ++s) {
-    const kernels::SequenceSelection& selection = sequences_[s];
+    const kernels::SequenceSelection& selection = outer ? outer_[s] : sequences_[s];
     kernels::SelectingSequence& sequence = of_layer_.emplace_back();
     sequence.kv_len = static_cast<int32_t>(rows_[s].kv_len());
     if (selection.layers.empty()) continue;
-    const auto list_pages = static_cast<size_t>(selection.list_pages);
     for (size_t h = 0; h < heads; ++h) {
       const auto head = first + static_cast<int32_t>(h);
       pages_[s * heads + h] = rows_[s].kv->stream(layer, head);
       const std::span<const int32_t> table = selection.compact_tables[layer * whole_heads + head];
-      lists_of_[s * heads + h] = table.first(std::min(list_pages, table.size()));
-      compact_[s * heads + h] = table.subspan(std::min(list_pages, table.size()));
+      // A stream without compact pages has an empty table.
+      const size_t begin = std::min(static_cast<size_t>(selection.list_begin), table.size());
+      const size_t end = std::min(begin + static_cast<size_t>(selection.list_pages), table.size());
+      lists_of_[s * heads + h] = table.subspan(begin, end - begin);
+      compact_[s * heads + h] = table.subspan(end);
     }
     sequence.page_tables = std::span(pages_).subspan(s * heads, heads);
     sequence.compact_tables = std::span(compact_).subspan(s * heads, heads);
@@ -163,12 +198,19 @@ void TokenChoices::ViewLayer(int32_t layer) {
 
 absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                                   kernels::ConstActivations q, int64_t q_row_stride, int32_t layer) {
-  ViewLayer(layer);
+  // Outer choices come first.
+  size_t plan = 0;
+  const auto is_outer = [&] { return plan < plans_.size() && plans_[plan].scoring.outer; };
+  if (is_outer()) ViewLayer(layer, true);
+  for (; is_outer(); ++plan) {
+    if (plans_[plan].scores(layer)) SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
+  }
+  ViewLayer(layer, false);
   if (listed_)
     SPLICE_RETURN_IF_ERROR(model_.backend().ListCandidates(
         context,
         {.pool = pool_, .num_kv_heads = shape.num_kv_heads, .sequences = of_layer_, .lists = lists_, .layer = layer}));
-  for (size_t plan = 0; plan < plans_.size(); ++plan) {
+  for (; plan < plans_.size(); ++plan) {
     if (plans_[plan].scores(layer) && !plans_[plan].attends())
       SPLICE_RETURN_IF_ERROR(ChooseBy(plan, context, shape, q, q_row_stride, layer));
   }
@@ -198,7 +240,7 @@ absl::Status TokenChoices::ChooseAndAttend(const kernels::KernelContext& context
 // Rows of other plans do nothing.
 void TokenChoices::TakePlan(size_t plan, int32_t layer) {
   for (size_t s = 0; s < of_layer_.size(); ++s) {
-    const kernels::SequenceSelection& selection = sequences_[s];
+    const kernels::SequenceSelection& selection = plans_[plan].scoring.outer ? outer_[s] : sequences_[s];
     if (selection.layers.empty()) continue;
     of_layer_[s].step =
         selection.plan == static_cast<int32_t>(plan) ? selection.layers[layer] : kernels::LayerSelection();
@@ -221,7 +263,8 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                           .sequences = of_layer_,
                                           .lists = lists_,
                                           .layer = layer,
-                                          .plan = number});
+                                          .plan = number,
+                                          .after_outer = plans_.front().scoring.outer});
   auto* const scores = static_cast<float*>(scores_->data());
   if (own.scoring.scoring == TokenScoring::kQueryWindow)
     return backend.ChooseByQueryWindow(context, {.shape = shape,
@@ -236,7 +279,19 @@ absl::Status TokenChoices::ChooseBy(size_t plan, const kernels::KernelContext& c
                                                  .layer = layer,
                                                  .plan = number,
                                                  .chooses = own.refreshes_in(layer),
-                                                 .listed = listed_});
+                                                 .outer = own.scoring.outer,
+                                                 .listed = listed_ && !own.scoring.outer});
+  if (own.scoring.scoring == TokenScoring::kHeavyHitters)
+    return backend.HeavyHitters(context, {.shape = shape,
+                                          .pool = pool_,
+                                          .q = q,
+                                          .q_row_stride = q_row_stride,
+                                          .sequences = of_layer_,
+                                          .attention = scores,
+                                          .attention_stride = own.scores_stride,
+                                          .lists = lists_,
+                                          .layer = layer,
+                                          .plan = number});
   SPLICE_RETURN_IF_ERROR(backend.PageBoundScores(context, {.shape = shape,
                                                            .pool = pool_,
                                                            .q = q,

@@ -65,7 +65,11 @@ class TokenChoices {
     bool attends() const { return scoring.scoring == TokenScoring::kPackedKeys; }  // in the operation that chooses
   };
   void CollectPlans();
-  void ViewLayer(int32_t layer);
+  void AddPlan(const ScoringPlan& scoring, int64_t kv_len);
+  Plan* PlanOf(const ScoringPlan& scoring);  // null: nothing is chosen that way in this step
+  void TakeSelection(const DecodeRow& row, const ScoringPlan& scoring, std::span<const kernels::LayerSelection> layers,
+                     kernels::SequenceSelection& selection);
+  void ViewLayer(int32_t layer, bool outer);
   void TakePlan(size_t plan, int32_t layer);
   absl::Status ChooseBy(size_t plan, const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                         kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
@@ -78,11 +82,13 @@ class TokenChoices {
   kernels::Session& session_;
 
   std::span<const DecodeRow> rows_;
-  std::vector<Plan> plans_;  // their order depends on which plans there are, not on the order of the rows
-  bool listed_ = false;      // some row has lists of candidates
+  // Outer choices first; otherwise their order depends on which plans there are, not on the order of the rows.
+  std::vector<Plan> plans_;
+  bool listed_ = false;  // some row has lists of candidates
   kernels::TokenLists lists_;
-  std::vector<kernels::SequenceSelection> sequences_;                 // [rows]
-  std::vector<kernels::SelectingSequence> of_layer_;                  // [rows]; rows of other plans do nothing
+  std::vector<kernels::SequenceSelection> sequences_;  // [rows]
+  std::vector<kernels::SequenceSelection> outer_;      // [rows]; without layers where there is no outer choice
+  std::vector<kernels::SelectingSequence> of_layer_;   // [rows]; rows of other plans do nothing
   std::vector<std::span<const int32_t>> pages_, compact_, lists_of_;  // [rows, num_kv_heads], for one layer
   std::unique_ptr<kernels::Buffer> list_memory_;                      // int32 [max_streams, stride] and [max_streams]
   std::unique_ptr<kernels::Buffer> scores_;                           // f32 [max_streams, largest scores_stride]

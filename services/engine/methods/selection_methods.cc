@@ -13,6 +13,7 @@
 #include "services/engine/selection/baselines/quest.h"
 #include "services/engine/selection/baselines/snapkv.h"
 #include "services/engine/selection/baselines/streaming.h"
+#include "services/engine/selection/cascade.h"
 #include "services/engine/selection/dense.h"
 #include "services/engine/selection/head_classes_selector.h"
 #include "services/engine/selection/kept_tokens_selector.h"
@@ -33,6 +34,7 @@ struct Maker {
   std::string_view name;
   SelectorPtr (*make)(const ModelConfig& config, Classes classes, const DecodeOptions& options);
   absl::Status (*check)(const ModelConfig& config, const DecodeOptions& options) = nullptr;
+  bool packs_keys = false;  // scores by packed keys where the backend serves them
 };
 
 template <typename Selector>
@@ -57,6 +59,12 @@ absl::Status CheckDims(const ModelConfig& config, const DecodeOptions& o) {
                          2 * config.head_dim, config.head_dim);
 }
 
+absl::Status CheckCandidates(const ModelConfig& config, const DecodeOptions& o) {
+  if (o.candidates >= o.budget) return CheckDims(config, o);
+  return InvalidArgument("decode_candidates is {}, of which decode_budget, {}, are chosen: at least as many",
+                         o.candidates, o.budget);
+}
+
 absl::Status CheckPages(const ModelConfig&, const DecodeOptions& o) {
   if (o.budget % kernels::kBoundTokens == 0) return absl::OkStatus();
   return InvalidArgument("decode_budget is {}, quest takes pages of {} tokens: it must be a multiple of that", o.budget,
@@ -78,9 +86,10 @@ absl::Status CheckHalves(const ModelConfig&, const DecodeOptions& o) {
 constexpr Maker kMakers[] = {
     {"dense", Dense},
     {"head_classes", ByHeadClasses},
-    {"sparcas", WithClasses<SparCasSelector>, CheckDims},
-    {"adaptive", WithClasses<AdaptiveSelector>, CheckDims},
+    {"sparcas", WithClasses<SparCasSelector>, CheckDims, /*packs_keys=*/true},
+    {"adaptive", WithClasses<AdaptiveSelector>, CheckDims, /*packs_keys=*/true},
     {"loopserve", WithClasses<LoopServeSelector>},
+    {"cascade", WithClasses<CascadeSelector>, CheckCandidates},
     {"quest", WithClasses<QuestSelector>, CheckPages},
     {"streaming", WithOptions<StreamingSelector>},
     {"snapkv", WithOptions<SnapKvSelector>, CheckWindow},
@@ -89,11 +98,14 @@ constexpr Maker kMakers[] = {
 };
 
 // The options with the selector's defaults.
-DecodeOptions WithDefaults(DecodeOptions options, const methods::Selector& traits) {
+DecodeOptions WithDefaults(DecodeOptions options, const methods::Selector& traits, const Maker& maker) {
   options.selector = traits.name;
   if (options.budget < 0) options.budget = traits.budget;
   if (options.window < 0) options.window = traits.window;
   if (options.recent < 0) options.recent = traits.recent;
+  if (options.candidates < 0)
+    options.candidates = std::max(options.budget, std::min(4 * options.budget, kernels::kSelectBudgetMax));
+  options.packed_keys = options.packed_keys && maker.packs_keys;
   if (options.dims < 0) options.dims = options.packed_keys ? kernels::kPackedDims : kCompactDims;
   return options;
 }
@@ -125,6 +137,11 @@ absl::Status CheckClasses(const methods::Selector& selector, bool has_classes) {
 // say nothing of lists.
 absl::StatusOr<SelectorPtr> MakeInner(const DecodeOptions& options, const ModelConfig& config) {
   SPLICE_ASSIGN_OR_RETURN(auto inner, MakeTokenSelector(options, config, nullptr));
+  if (inner->outer() != nullptr)
+    return Errorf(absl::StatusCode::kUnimplemented,
+                  "decode selector '{}' chooses among all tokens of a prompt, and this reuse policy left some out: "
+                  "choose sparcas or loopserve",
+                  inner->name());
   if (inner->name() == methods::kDense || inner->adaptive() != nullptr) inner.reset();
   return inner;
 }
@@ -156,7 +173,7 @@ absl::StatusOr<std::unique_ptr<TokenSelector>> MakeTokenSelector(const DecodeOpt
     return Errorf(absl::StatusCode::kUnimplemented, "decode selector '{}' is not served by this build; it has: {}",
                   name, methods::SelectorNames());
   SPLICE_RETURN_IF_ERROR(CheckClasses(*traits, has_classes));
-  const DecodeOptions options = WithDefaults(wanted, *traits);
+  const DecodeOptions options = WithDefaults(wanted, *traits, *maker);
   if (maker->check != nullptr) SPLICE_RETURN_IF_ERROR(maker->check(config, options));
   if (traits->chooses && !LeavesOutAnything(options, config))
     maker = find(methods::ResolveSelector(methods::kAuto, has_classes));

@@ -64,8 +64,9 @@ absl::StatusOr<std::unique_ptr<DecodeSequence>> DecodeSequence::Make(DecodeReque
   }
   auto sequence = std::make_unique<DecodeSequence>();
   const TokenScoring scoring = selector->scoring().scoring;
-  sequence->gathers_keys = scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPackedKeys ||
-                           scoring == TokenScoring::kPageBounds;
+  sequence->gathers_keys =
+      selector->outer() == nullptr && (scoring == TokenScoring::kCompactKeys || scoring == TokenScoring::kPackedKeys ||
+                                       scoring == TokenScoring::kPageBounds);
   sequence->steps_are_alone = !CompactNeedsOf(*selector, model, request.kv->num_tokens()).has_value();
   sequence->chooses_by_prompt =
       selector->of_prompt() != nullptr &&

@@ -74,7 +74,7 @@ struct DecodeSequence {
   bool steps_are_alone = true;              // a step's attention does not depend on the steps before it
   std::unique_ptr<TokenSelector> chooser;   // for a choice in progress
   std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
-  std::optional<KeptPositions> of_prompt;   // chosen by its selector, the same for every fork
+  std::optional<PromptKept> of_prompt;      // chosen by its selector, the same for every fork
   std::vector<HeadRestoreReport> restores;  // for each fork, which refers to it; empty without restoring
   HeadRestoreReport told;
   bool done = false;

@@ -69,8 +69,14 @@ bool DecodeStep::Group::Has(const ScoringPlan& plan) const {
          std::any_of(plans.begin(), plans.end(), [&](const ScoringPlan& other) { return plan.SharesStep(other); });
 }
 
-bool DecodeStep::Group::Fits(const ScoringPlan& plan) const {
-  return Has(plan) || plans.size() < static_cast<size_t>(kernels::kSelectionPlansMax);
+void DecodeStep::Group::Add(const ScoringPlan& plan) {
+  if (!Has(plan)) plans.push_back(plan);
+}
+
+bool DecodeStep::Group::Fits(const TokenSelector& selector) const {
+  size_t more = Has(selector.scoring()) ? 0 : 1;
+  if (selector.outer() != nullptr && !Has(selector.outer()->scoring)) ++more;
+  return more == 0 || plans.size() + more <= static_cast<size_t>(kernels::kSelectionPlansMax);
 }
 
 void DecodeStep::MakeGroups() {
@@ -79,16 +85,17 @@ void DecodeStep::MakeGroups() {
   for (auto& sequence : batch_.running()) {
     for (DecodeFork& fork : sequence->forks) {
       if (fork.finished || fork.EndsInFlight()) continue;
-      const ScoringPlan plan = fork.selector->scoring();
+      const TokenSelector& selector = *fork.selector;
       const auto end = groups_.begin() + static_cast<std::ptrdiff_t>(num_groups_);
-      auto group = std::find_if(groups_.begin(), end, [&](const Group& g) { return g.Fits(plan); });
+      auto group = std::find_if(groups_.begin(), end, [&](const Group& g) { return g.Fits(selector); });
       if (group == end) {
         if (num_groups_ == groups_.size()) groups_.emplace_back();
         group = groups_.begin() + static_cast<std::ptrdiff_t>(num_groups_++);
         group->plans.clear();
         group->rows.clear();
       }
-      if (!group->Has(plan)) group->plans.push_back(plan);
+      group->Add(selector.scoring());
+      if (selector.outer() != nullptr) group->Add(selector.outer()->scoring);
       group->rows.push_back({sequence.get(), &fork, KindOf(*fork.selector)});
     }
   }

@@ -65,7 +65,8 @@ class DecodeStep {
     std::vector<ScoringPlan> plans;  // the different ways to choose tokens
     std::vector<Row> rows;           // rows of one sequence are adjacent
     bool Has(const ScoringPlan& plan) const;
-    bool Fits(const ScoringPlan& plan) const;  // whether a row with this plan may join
+    void Add(const ScoringPlan& plan);
+    bool Fits(const TokenSelector& selector) const;  // whether a row with this selector may join
   };
 
   // A step that was started and whose tokens were not taken.

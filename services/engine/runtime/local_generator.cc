@@ -135,7 +135,7 @@ absl::StatusOr<LocalGenerator::Decoding> LocalGenerator::BeginDecoding(Prompt pr
   if (PromptSelector* const selector = decoding.selector->of_prompt(); selector != nullptr) {
     const SequenceKv& kv = *decoding.prompt.kv;
     SPLICE_RETURN_IF_ERROR(decoding.compact->Reserve(kv.num_tokens() + 1));
-    SPLICE_ASSIGN_OR_RETURN(const KeptPositions kept, ChooseOfPrompt(*executor_, tokens, kv, *selector));
+    SPLICE_ASSIGN_OR_RETURN(const PromptKept kept, ChooseOfPrompt(*executor_, tokens, kv, *selector));
     SPLICE_RETURN_IF_ERROR(KeepPositions(*model_, *pool_, kept, kv.num_tokens(), *selector, *decoding.compact));
   }
   return decoding;

@@ -79,10 +79,12 @@ struct Replay {
   std::vector<int32_t> rows;           // kept by all layers, ascending
   int32_t tail = 0;                    // the positions from here on are kept, of those that are there
 
-  Replay(const ModelConfig& config, const KeptTokens* kept, int32_t length, const PromptSelector& selector) {
-    const PositionRange all{0, length};
+  // `end`: positions that have KV, the prompt's `length` and generated ones.
+  Replay(const ModelConfig& config, const KeptTokens* kept, int32_t length, int32_t end,
+         const PromptSelector& selector) {
+    const PositionRange prompt{0, length}, all{0, selector.accumulates() ? end : length};
     layers.assign(static_cast<size_t>(config.num_layers), {all});
-    PositionRanges common = {all};
+    PositionRanges common = {prompt};
     for (size_t i = 0; i < layers.size() && kept != nullptr; ++i) {
       layers[i] = IntersectionOf(kept->layers[i], {&all, 1});
       common = IntersectionOf(common, layers[i]);
@@ -91,7 +93,8 @@ struct Replay {
       for (int32_t p = range.begin; p < range.end; ++p) rows.push_back(p);
     }
     const auto count = static_cast<int64_t>(rows.size());
-    tail = rows.empty() ? length : rows[std::max<int64_t>(count - selector.window(), 0)];
+    tail = all.end;
+    if (!selector.accumulates() && !rows.empty()) tail = rows[std::max<int64_t>(count - selector.window(), 0)];
     rows.erase(rows.begin(), rows.begin() + std::max<int64_t>(selector.first_row(count), 0));
   }
   // What of a layer is chosen from.
@@ -119,7 +122,8 @@ struct PromptChoice::State {
         kv(kv),
         selector(selector),
         config(executor.model().config()),
-        replay(config, kv.kept().get(), static_cast<int32_t>(prompt.size()), selector) {}
+        replay(config, kv.kept().get(), static_cast<int32_t>(prompt.size()), static_cast<int32_t>(kv.num_tokens()),
+               selector) {}
 
   // The next layers with the same columns, from layers.end on.
   void BeginLayers() {
@@ -138,7 +142,7 @@ struct PromptChoice::State {
   const PromptSelector& selector;
   const ModelConfig& config;
   const Replay replay;
-  KeptPositions kept;                       // whole lists of layers without a choice
+  PromptKept kept;                          // whole lists of layers without a choice
   std::vector<std::vector<int32_t>> lists;  // of each layer, where tokens were left out
   std::unique_ptr<RecoveryPolicy> policy;
   std::unique_ptr<SequenceKv> own;  // with pages of its own for the rows
@@ -153,14 +157,19 @@ void PromptChoice::State::ChooseOfLayers() {
   const std::vector<int32_t> positions = PositionsOf(columns);
   const size_t of_layer = static_cast<size_t>(config.num_kv_heads) * positions.size();
   for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
-    if (!selector.Lists(layer, 0)) continue;  // a layer with a window: all of its heads keep that
+    // A layer with a window: all of its heads keep that.
+    if (!selector.Lists(layer, 0) && !selector.Chooses(layer, 0)) continue;
     const auto chosen = selector.Keep(std::span(sums).subspan(static_cast<size_t>(layer) * of_layer, of_layer),
                                       static_cast<int32_t>(positions.size()));
     for (int32_t h = 0; h < config.num_kv_heads; ++h) {
-      std::vector<int32_t>& list = kept[layer * config.num_kv_heads + h];
+      const int32_t stream = layer * config.num_kv_heads + h;
+      std::vector<int32_t>& list = kept.positions[stream];
       std::vector<int32_t> next;
       for (const int32_t column : chosen[h]) next.push_back(positions[column]);
-      if (kv.kept() != nullptr) {
+      if (selector.accumulates()) {
+        const size_t first = stream * positions.size();
+        for (const int32_t column : chosen[h]) kept.attention[stream].push_back(sums[first + column]);
+      } else if (kv.kept() != nullptr) {
         next.insert(next.end(), std::lower_bound(list.begin(), list.end(), replay.tail), list.end());
       } else {
         for (int64_t j = replay.tail; j < kv.num_tokens(); ++j) next.push_back(static_cast<int32_t>(j));
@@ -191,12 +200,13 @@ absl::StatusOr<std::unique_ptr<PromptChoice>> PromptChoice::Begin(ParallelExecut
     return std::unique_ptr<PromptChoice>(new PromptChoice(std::move(state)));
   }
   // Whole lists first: of layers that choose nothing, and what is there behind the prompt.
-  state->kept.resize(config.num_layers * config.num_kv_heads);
+  state->kept.positions.resize(config.num_layers * config.num_kv_heads);
+  if (selector.accumulates()) state->kept.attention.resize(state->kept.positions.size());
   if (kv.kept() != nullptr) {
     for (const PositionRanges& layer : kv.kept()->layers) state->lists.push_back(PositionsOf(layer));
     state->policy = std::make_unique<KeptRowsPolicy>(config, state->lists);
-    for (size_t stream = 0; stream < state->kept.size(); ++stream)
-      state->kept[stream] = state->lists[stream / static_cast<size_t>(config.num_kv_heads)];
+    for (size_t stream = 0; stream < state->kept.positions.size(); ++stream)
+      state->kept.positions[stream] = state->lists[stream / static_cast<size_t>(config.num_kv_heads)];
   } else {
     SPLICE_ASSIGN_OR_RETURN(state->policy, MakeRecoveryPolicy({.policy = "exact"}, config));
   }
@@ -227,25 +237,31 @@ absl::Status PromptChoice::RunSlice() {
   return absl::OkStatus();
 }
 
-KeptPositions PromptChoice::Take() {
+PromptKept PromptChoice::Take() {
   SPLICE_CHECK(done(), "a choice that is done");
   return std::move(state_->kept);
 }
 
-absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& kv, const PromptSelector& selector) {
+absl::StatusOr<PromptKept> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
+                                          const SequenceKv& kv, const PromptSelector& selector) {
   SPLICE_ASSIGN_OR_RETURN(const auto choice, PromptChoice::Begin(executor, prompt, kv, selector));
   while (!choice->done()) SPLICE_RETURN_IF_ERROR(choice->RunSlice());
   return choice->Take();
 }
 
-absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositions& kept, int64_t num_tokens,
+absl::Status KeepPositions(const Model& model, PagePool& pool, const PromptKept& kept, int64_t num_tokens,
                            PromptSelector& selector, const CompactPages& compact) {
-  if (kept.empty()) return absl::OkStatus();
-  SPLICE_RETURN_IF_ERROR(WriteKeptPositions(model, pool, kept, compact));
+  const KeptPositions& positions = kept.positions;
+  if (positions.empty()) return absl::OkStatus();
+  if (selector.accumulates()) {
+    SPLICE_RETURN_IF_ERROR(WriteHeavyHitters(model, pool, positions, kept.attention, compact));
+  } else {
+    SPLICE_RETURN_IF_ERROR(WriteKeptPositions(model, pool, positions, compact));
+  }
+  const std::vector<bool>& lists = selector.accumulates() ? compact.needs().streams : compact.needs().lists;
   size_t longest = 0;
-  for (size_t stream = 0; stream < kept.size(); ++stream) {
-    if (compact.needs().lists[stream]) longest = std::max(longest, kept[stream].size());
+  for (size_t stream = 0; stream < positions.size(); ++stream) {
+    if (lists[stream]) longest = std::max(longest, positions[stream].size());
   }
   if (longest > 0) selector.SetKept(static_cast<int64_t>(longest), num_tokens);
   return absl::OkStatus();

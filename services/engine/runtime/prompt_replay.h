@@ -17,6 +17,14 @@
 
 namespace spl::engine {
 
+// The positions of a prompt that a selector keeps.
+struct PromptKept {
+  KeptPositions positions;
+  // Attention that each of them received, if the selector accumulates (PromptSelector::accumulates); else empty. Streams
+  // that do not choose have none.
+  std::vector<std::vector<float>> attention;
+};
+
 // Chooses the positions of a prompt that a selector keeps.
 //
 // If tokens of the prompt were left out, the remaining tokens count as the prompt. Rows are those that every layer
@@ -24,15 +32,16 @@ namespace spl::engine {
 // nothing keep everything they have.
 //
 // `kv` has the KV of `prompt`, and of tokens generated after it if the sequence began on another worker. Those are all
-// kept, so that the choice is the same wherever the sequence continues. Rows are written to pages of their own: the
+// kept, so that the choice is the same wherever the sequence continues; a selector that accumulates chooses among them,
+// too, and what they attended to does not count. Rows are written to pages of their own: the
 // sequence's pages may be shared, and a method may have changed their contents. The logits and rows of the executor's
 // last pass are lost.
 // InvalidArgument: prompt is empty or longer than kv. ResourceExhausted: no pages for the rows, or no device memory.
 // Cost: a pass of the selector's rows over the prompt, 4 · prompt.size() bytes of scores for each head stream on the
 // device and the host, and a choice for each head on the host, about 0.3 ms for 32K. If layers keep different tokens,
 // each layer that differs from the one before it costs a pass through the layers up to it.
-absl::StatusOr<KeptPositions> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
-                                             const SequenceKv& kv, const PromptSelector& selector);
+absl::StatusOr<PromptKept> ChooseOfPrompt(ParallelExecutor& executor, std::span<const int32_t> prompt,
+                                          const SequenceKv& kv, const PromptSelector& selector);
 
 // The same in slices, so that other sequences can take steps in between. The choice does not depend on them. One
 // thread. Holds pages for the rows until it is destroyed.
@@ -48,7 +57,7 @@ class PromptChoice {
   // After an error the choice cannot continue. REQUIRES: !done().
   absl::Status RunSlice();
   // REQUIRES: done(); at most once.
-  KeptPositions Take();
+  PromptKept Take();
 
  private:
   struct State;
@@ -59,7 +68,7 @@ class PromptChoice {
 // Lets all steps after position `num_tokens` - 1 attend to these positions, in the order of KeptPositions, and to
 // generated tokens. Errors are those of copies. REQUIRES: `compact` is the selector's, with its pages, and no pass uses
 // it.
-absl::Status KeepPositions(const Model& model, PagePool& pool, const KeptPositions& kept, int64_t num_tokens,
+absl::Status KeepPositions(const Model& model, PagePool& pool, const PromptKept& kept, int64_t num_tokens,
                            PromptSelector& selector, const CompactPages& compact);
 
 }  // namespace spl::engine

@@ -21,11 +21,11 @@ inline constexpr double kMassFloor = 0;
 struct DecodeOptions {
   std::string selector;  // name of the decode method; "" and "auto": the best that this build has for the sequence
   // Tokens that a head attends to in a step (docs/methods/sparcas.md, docs/methods/loopserve.md,
-  // docs/methods/baselines.md). For snapkv, adakv and h2o: tokens of the prompt; generated tokens come on top. -1:
-  // 2,048 (sparcas, quest, snapkv) or 1,024 (loopserve, streaming, adakv, h2o).
+  // docs/methods/baselines.md). For snapkv and adakv: tokens of the prompt; generated tokens come on top. -1:
+  // 2,048 (sparcas, quest, snapkv) or 1,024 (loopserve, cascade, streaming, adakv, h2o).
   int32_t budget = -1;
   int32_t dense_layers = 2;  // first layers that attend to everything
-  int32_t recent = -1;       // last tokens, which are always attended; -1: 64 (sparcas), 16 (quest, loopserve)
+  int32_t recent = -1;       // last tokens, which are always attended; -1: 64 (sparcas, cascade), 16 (quest, loopserve)
   // SparCas.
   // Dimensions of each key that score its token; -1: packed keys where the backend serves them, or kCompactDims.
   int32_t dims = -1;
@@ -33,9 +33,11 @@ struct DecodeOptions {
   // (kernels/selection/sparcas/packed_keys.h).
   bool packed_keys = false;
   int32_t refresh_interval = 64;  // most steps between two choices of dimensions; fewer at the start of an answer
-  // LoopServe: the last queries whose attention decides the choice, and also the steps between two choices. SnapKV,
-  // AdaKV: the last rows of the prompt whose attention decides it. -1: 16 (loopserve), 32 (others).
+  // LoopServe, cascade: the last queries whose attention decides the choice, and also the steps between two choices.
+  // SnapKV, AdaKV: the last rows of the prompt whose attention decides it. -1: 16 (loopserve, cascade), 32 (others).
   int32_t window = -1;
+  // Cascade: tokens that a choice of the last queries keeps, among which every step chooses; -1: 4 · budget.
+  int32_t candidates = -1;
   // StreamingLLM.
   int32_t sinks = 4;
   // Adaptive: share of a head's attention that its chosen tokens must hold (runtime/mass_guard.h); 0: any.
@@ -54,6 +56,7 @@ inline constexpr OptionField<DecodeOptions> kDecodeOptionFields[] = {
     {"decode_dims", &DecodeOptions::dims},
     {"decode_refresh_interval", &DecodeOptions::refresh_interval, 1, 1 << 20},
     {"decode_window", &DecodeOptions::window, 1, kernels::kQueryWindowMax},
+    {"decode_candidates", &DecodeOptions::candidates, 1, kernels::kSelectBudgetMax},
     {"decode_sinks", &DecodeOptions::sinks, 0, kernels::kSelectBudgetMax},
     {"decode_mass_floor", &DecodeOptions::mass_floor},
 };

@@ -22,6 +22,12 @@ using KeptPositions = std::vector<std::vector<int32_t>>;
 absl::Status WriteKeptPositions(const Model& model, PagePool& pool, const KeptPositions& kept,
                                 const CompactPages& compact);
 
+// Writes positions and the attention that each has received, [layer][kv head] both, to the streams with compact pages
+// of their own, as HeavyHitters begins with them (kernels/selection/h2o/heavy_hitters.h). REQUIRES: `compact` has room
+// for the longest list, and no pass uses it. Errors are those of copies to the device.
+absl::Status WriteHeavyHitters(const Model& model, PagePool& pool, const KeptPositions& kept,
+                               const std::vector<std::vector<float>>& attention, const CompactPages& compact);
+
 // Reserves room for the step that writes position `num_tokens`, then writes the selector's lists
 // (TokenSelector::lists). Does nothing for a selector without lists; `compact` may then be null. ResourceExhausted: no
 // free pages.

@@ -6,8 +6,12 @@
 
 namespace spl::engine {
 
-PromptSelector::PromptSelector(const ModelConfig& config, const DecodeOptions& options)
-    : ChoosingSelector(config, nullptr, {.first_layer = options.dense_layers, .budget = options.budget}),
+PromptSelector::PromptSelector(const ModelConfig& config, const DecodeOptions& options, TokenScoring scoring)
+    : ChoosingSelector(config, nullptr,
+                       {.scoring = scoring,
+                        .first_layer = options.dense_layers,
+                        .budget = options.budget,
+                        .recent = options.window}),
       num_kv_heads_(config.num_kv_heads),
       budget_(options.budget),
       window_(options.window) {

@@ -4,12 +4,23 @@
 #include <utility>
 
 #include "kernels/selection/candidates.h"
-#include "kernels/selection/loopserve/query_window.h"
+#include "kernels/selection/h2o/heavy_hitters.h"
 #include "kernels/selection/quest/page_bound_scores.h"
 #include "kernels/selection/sparcas/compact_keys.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 
 namespace spl::engine {
+
+kernels::QueryWindow QueryWindowOf(const ScoringPlan& plan, const Model& model) {
+  const ModelConfig& config = model.config();
+  return {.head_dim = config.head_dim,
+          .group = config.num_qo_heads / config.num_kv_heads,
+          .window = plan.window,
+          .budget = plan.budget,
+          .query_dtype = model.backend().activation_dtype(config.dtype),
+          .page_bytes = model.page_bytes()};
+}
+
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,
                                                   int64_t num_tokens) {
   const ModelConfig& config = model.config();
@@ -30,14 +41,18 @@ std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector,
       needs.page_tokens = kernels::BoundPageTokens(model.kv_dtype());
       break;
     case TokenScoring::kQueryWindow:
-      needs.fixed_pages = kernels::QueryWindow{.head_dim = config.head_dim,
-                                               .group = config.num_qo_heads / config.num_kv_heads,
-                                               .window = plan.window,
-                                               .budget = plan.budget,
-                                               .query_dtype = model.backend().activation_dtype(config.dtype),
-                                               .page_bytes = model.page_bytes()}
-                              .num_pages();
+      needs.fixed_pages = QueryWindowOf(plan, model).num_pages();
       break;
+    case TokenScoring::kHeavyHitters:
+      needs.fixed_pages = kernels::HeavyHitterPages{plan.budget, model.page_bytes()}.num_pages();
+      break;
+  }
+  if (const OuterChoice* const outer = selector.outer(); outer != nullptr) {
+    // Keys of what the outer choice keeps, behind its queries and its list.
+    const kernels::CompactKeys keys{config.head_dim, plan.num_dims, model.kv_dtype()};
+    needs.page_tokens = 0;
+    needs.fixed_pages = QueryWindowOf(outer->scoring, model).num_pages() +
+                        keys.num_pages(static_cast<int32_t>(outer->scoring.list_tokens()));
   }
   bool lists = false;
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {

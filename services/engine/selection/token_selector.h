@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/token_selection.h"
 #include "kernels/common/visibility.h"
+#include "kernels/selection/loopserve/query_window.h"
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/stream_classes.h"
 #include "services/engine/model/model.h"
@@ -24,12 +25,13 @@ namespace spl::engine {
 
 // How the tokens among which a step chooses are scored.
 enum class TokenScoring : uint8_t {
-  kNone,         // none are chosen: the host knows what a head sees, or it is listed before the first step
-  kCompactKeys,  // SparCas: some dimensions of every key (kernels/selection/sparcas/select_tokens.h)
-  kPackedKeys,   // SparCas: the same in 4 bits, choice and attention in one
-                 // (kernels/selection/sparcas/sparse_attention.h)
-  kPageBounds,   // Quest: bounds of 16 keys at a time (kernels/selection/quest/page_bound_scores.h)
-  kQueryWindow,  // LoopServe: attention of the last queries (kernels/selection/loopserve/query_window.h)
+  kNone,          // none are chosen: the host knows what a head sees, or it is listed before the first step
+  kCompactKeys,   // SparCas: some dimensions of every key (kernels/selection/sparcas/select_tokens.h)
+  kPackedKeys,    // SparCas: the same in 4 bits, choice and attention in one
+                  // (kernels/selection/sparcas/sparse_attention.h)
+  kPageBounds,    // Quest: bounds of 16 keys at a time (kernels/selection/quest/page_bound_scores.h)
+  kQueryWindow,   // LoopServe: attention of the last queries (kernels/selection/loopserve/query_window.h)
+  kHeavyHitters,  // H2O: attention received so far (kernels/selection/h2o/heavy_hitters.h)
 };
 
 // Operations that a selector needs. Only the budget and the length of its lists may change between the steps of a
@@ -41,6 +43,7 @@ struct ScoringPlan {
   int32_t first_layer = 0;  // layers below it do not choose
   int32_t budget = 0;
   int32_t recent = 1;
+  bool outer = false;  // belongs to an OuterChoice
   // For sequences with lists (kernels/selection/candidates.h): the first position of what is fresh, and the length of
   // the longest list in this step that does not come from a choice; 0: there is none.
   int32_t first_fresh = 0;
@@ -49,17 +52,27 @@ struct ScoringPlan {
   // True if the same operations serve both. Budgets and first layers may differ: each sequence says in each layer
   // whether it selects there.
   bool SharesStep(const ScoringPlan& other) const {
-    return scoring == other.scoring && num_dims == other.num_dims && window == other.window;
+    return outer == other.outer && scoring == other.scoring && num_dims == other.num_dims && window == other.window;
   }
-  // Some order of the ways to score.
+  // Some order of the ways to score, with outer choices first.
   bool OrdersBefore(const ScoringPlan& other) const {
-    return std::tie(scoring, num_dims, window) < std::tie(other.scoring, other.num_dims, other.window);
+    return std::tie(other.outer, scoring, num_dims, window) <
+           std::tie(outer, other.scoring, other.num_dims, other.window);
   }
   // Most positions in a list.
   int64_t list_tokens() const {
-    const int64_t chosen = scoring == TokenScoring::kNone ? 0 : int64_t{budget} + (window > 0 ? window - 1 : 0);
-    return std::max(chosen, listed_tokens);
+    if (scoring == TokenScoring::kNone) return listed_tokens;
+    // Besides the budget: what joins until the next choice, or in this step.
+    const int64_t joined = scoring == TokenScoring::kHeavyHitters ? 1 : std::max(window - 1, 0);
+    return std::max(budget + joined, listed_tokens);
   }
+};
+
+// A choice in front of a step's own, by the last queries: what it keeps are the candidates of the step's choice, by
+// compact keys (selection/cascade.h).
+struct OuterChoice {
+  ScoringPlan scoring;                              // kQueryWindow
+  std::span<const kernels::LayerSelection> layers;  // [num_layers]: what each layer does in this step
 };
 
 class AdaptiveSelector;
@@ -85,6 +98,8 @@ class TokenSelector {
   virtual bool shares_plan() const { return true; }
 
   virtual ScoringPlan scoring() const { return {}; }
+  // The choice in front of that of scoring(); null: that one chooses among everything that streams hold.
+  virtual const OuterChoice* outer() const { return nullptr; }
   // Positions that streams may choose from besides what is fresh, if they are known without a choice. The code that
   // begins decoding writes them to the compact pages (BeginLists). Empty: there are no lists.
   virtual KeptPositions lists() const { return {}; }
@@ -101,6 +116,8 @@ class TokenSelector {
   virtual std::span<const kernels::LayerSelection> layers() const { return {}; }
 };
 
+// Contents of the pages of a stream that chooses by the last queries.
+kernels::QueryWindow QueryWindowOf(const ScoringPlan& plan, const Model& model);
 // Compact pages that a sequence with this selector needs if decoding begins behind `num_tokens` positions;
 // std::nullopt: none.
 std::optional<CompactPages::Needs> CompactNeedsOf(const TokenSelector& selector, const Model& model,

@@ -101,7 +101,7 @@ TEST(ListCandidates, BadArgumentsAreNamed) {
     };
     EXPECT_THAT(error([](S&, A& a, V&) { a.num_kv_heads = 0; }), HasSubstr("num_kv_heads is 0"));
     EXPECT_THAT(error([](S&, A&, V& v) { v.list_tables = {}; }), HasSubstr("0 list_tables"));
-    EXPECT_THAT(error([](S&, A&, V& v) { v.first_fresh = 300; }), HasSubstr("first_fresh is 300"));
+    EXPECT_THAT(error([](S&, A&, V& v) { v.first_fresh = 301; }), HasSubstr("first_fresh is 301"));
     EXPECT_THAT(error([](S&, A&, V& v) { v.step.num_sinks = -1; }), HasSubstr("num_sinks is -1"));
     EXPECT_THAT(error([](S&, A& a, V&) { a.lists.stride = 13; }), HasSubstr("a list of 14 positions"));
     EXPECT_THAT(error([](S&, A& a, V&) { a.lists.tokens = nullptr; }), HasSubstr("null"));

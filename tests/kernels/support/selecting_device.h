@@ -27,6 +27,13 @@ class CudaSelecting : public ::testing::Test {
   std::unique_ptr<Backend> cuda_;
 };
 
+// The outer choice of every sequence of a batch, and the pages where it keeps its lists, in those of each stream.
+struct StagedOuter {
+  LayerSelection step;
+  int32_t budget = 0;
+  int32_t list_begin = 0, list_pages = 0;
+};
+
 // The device's side of a SelectingBatch whose layer is the second of two; the first one selects nowhere.
 class DeviceSide {
  public:
@@ -81,11 +88,12 @@ class DeviceSide {
     }
   }
 
-  void Stage(std::span<const HeadVisibility> plan = {}, uint64_t plan_key = 0) {
+  void Stage(std::span<const HeadVisibility> plan = {}, uint64_t plan_key = 0, const StagedOuter* outer = nullptr) {
     const std::vector<std::byte> q = Encode(b_.q(), q_dtype_);
     ExpectOk(cuda_.Copy(CopyKind::kUpload, q_->data(), q.data(), q.size()));
     std::vector<std::array<LayerSelection, kLayers>> steps(b_.sequences().size());
-    std::vector<SequenceSelection> selections(b_.sequences().size());
+    std::vector<std::array<LayerSelection, kLayers>> outer_steps(b_.sequences().size());
+    std::vector<SequenceSelection> selections(b_.sequences().size()), outers(b_.sequences().size());
     std::vector<BatchSequence> sequences;
     std::vector<int32_t> tokens(b_.sequences().size(), 0), positions;
     const size_t plan_size = static_cast<size_t>(kLayers) * b_.shape().kv_heads;
@@ -99,6 +107,16 @@ class DeviceSide {
                        .dims = static_cast<int32_t*>(dims_[i]->data()),
                        .list_pages = static_cast<int32_t>(s.list_pages.empty() ? 0 : s.list_pages[0].size()),
                        .first_fresh = s.first_fresh};
+      if (outer != nullptr) {
+        outer_steps[i][kLayer] = outer->step;
+        outers[i] = {.compact_tables = compact_[i],
+                     .layers = outer_steps[i],
+                     .budget = outer->budget,
+                     .recent = std::min(s.recent, outer->budget)};
+        selections[i].list_begin = outer->list_begin;
+        selections[i].list_pages = outer->list_pages;
+        selections[i].outer = &outers[i];
+      }
       positions.push_back(s.kv_len - 1);
       sequences.push_back({.row_begin = static_cast<int32_t>(i),
                            .row_end = static_cast<int32_t>(i) + 1,

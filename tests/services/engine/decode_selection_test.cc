@@ -15,6 +15,7 @@
 #include "services/engine/selection/baselines/quest.h"
 #include "services/engine/selection/baselines/snapkv.h"
 #include "services/engine/selection/baselines/streaming.h"
+#include "services/engine/selection/cascade.h"
 #include "services/engine/selection/loopserve.h"
 #include "services/engine/selection/sparcas.h"
 #include "tests/services/engine/engines_fixture.h"
@@ -157,6 +158,75 @@ TEST_F(DecodeSelectionTest, LayersOfLoopServeTakeTurnsToChoose) {
   }
 }
 
+// What layers of a cascade do from step to step: the outer choice is loopserve's; the inner one gathers all keys with
+// it, and those that join between two.
+TEST_F(DecodeSelectionTest, LayersOfACascadeFollowThoseOfLoopServe) {
+  const int32_t layers = model_->config().num_layers;
+  for (const int32_t window : {1, 5, 16}) {
+    DecodeOptions options = Selector("cascade", 64);
+    options.window = window;
+    options.candidates = 200;
+    CascadeSelector selector(model_->config(), nullptr, options);
+    DecodeOptions like = options;
+    like.selector = "loopserve";
+    LoopServeSelector loopserve(model_->config(), nullptr, like);
+    std::vector<uint8_t> written(static_cast<size_t>(layers), 0);
+    for (int64_t step = 1; step <= 5 * window; ++step) {
+      selector.BeginStep(1000 + step);
+      loopserve.BeginStep(1000 + step);
+      for (int32_t layer = options.dense_layers; layer < layers; ++layer) {
+        const std::string what = fmt::format("window {}, step {}, layer {}", window, step, layer);
+        const kernels::LayerSelection& outer = selector.outer()->layers[layer];
+        const kernels::LayerSelection& inner = selector.layers()[layer];
+        const kernels::LayerSelection& want = loopserve.layers()[layer];
+        EXPECT_EQ(outer.records, want.records) << what;
+        EXPECT_EQ(outer.selects, want.selects) << what;
+        EXPECT_EQ(outer.refresh, want.refresh) << what;
+        EXPECT_EQ(outer.compact_len, want.compact_len) << what;
+        EXPECT_EQ(inner.selects, outer.selects) << what;
+        EXPECT_EQ(inner.listed, outer.selects) << what;
+        EXPECT_EQ(inner.first, outer.refresh) << what;
+        EXPECT_GE(inner.refresh, inner.first) << what;
+        EXPECT_EQ(selector.Select(layer, 0).rule, loopserve.Select(layer, 0).rule) << what;
+        if (!inner.selects) continue;
+        EXPECT_EQ(inner.parity, written[layer]) << what << ": the table that is valid";
+        if (inner.refresh) written[layer] ^= 1;
+        EXPECT_LE(inner.compact_len, 200 + window - 1) << what;
+        EXPECT_EQ(inner.compact_len == 0, inner.first) << what;
+      }
+    }
+  }
+}
+
+// The two ends of a cascade. With room for the whole context and all dimensions it chooses as sparcas does; with as
+// many candidates as the budget, chosen in every step, it attends to what loopserve keeps. In between it does neither.
+TEST_F(DecodeSelectionTest, CascadesEndInSparCasAndInLoopServe) {
+  std::mt19937 random = SeededRandom("cascades");
+  const auto prompt = RandomPrompt(random, 400);
+  DecodeOptions cascade = Selector("cascade", 64), sparcas = Selector("sparcas", 64);
+  cascade.dims = sparcas.dims = model_->config().head_dim;
+  cascade.window = 1;
+  cascade.candidates = 1000;
+  const Answer chosen = Local(prompt, sparcas, 60);
+  EXPECT_EQ(Local(prompt, cascade, 60), chosen);
+  DecodeOptions loopserve = Selector("loopserve", 64);
+  loopserve.window = 1;
+  const Answer kept = Local(prompt, loopserve, 60);
+  cascade.candidates = 64;
+  EXPECT_EQ(Local(prompt, cascade, 60), kept);
+  cascade.dims = 16;
+  EXPECT_EQ(Local(prompt, cascade, 60), kept) << "there is nothing to score";
+  cascade.candidates = 100;
+  cascade.window = 16;
+  const Answer between = Local(prompt, cascade, 60), dense = Local(prompt, "dense", 60);
+  EXPECT_NE(between, chosen);
+  EXPECT_NE(between, kept);
+  EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + 16 * 4, between.logprobs.begin()));
+  EXPECT_FALSE(
+      std::equal(dense.logprobs.begin() + 16 * 4, dense.logprobs.begin() + 17 * 4, between.logprobs.begin() + 16 * 4))
+      << "the first choice is for the token behind the window";
+}
+
 TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
   std::mt19937 random = SeededRandom("batch");
   std::vector<std::vector<int32_t>> prompts;
@@ -172,6 +242,9 @@ TEST_F(DecodeSelectionTest, NobodyInTheBatchDecidesForAnother) {
                                           Selector("adakv", 100),
                                           Selector("snapkv", 500),
                                           Selector("h2o", 80),
+                                          Selector("h2o", 300),
+                                          Selector("cascade", 40),
+                                          Selector("cascade", 64),
                                           Packed(100),
                                           Packed(130)};
   selectors[5].dims = 8;
@@ -202,7 +275,7 @@ TEST_F(DecodeSelectionTest, OtherOptionsDoNotCostAStep) {
   std::mt19937 random = SeededRandom("one step for all");
   constexpr int64_t kTokens = 40;
   std::vector<std::vector<DecodeOptions>> batches;
-  for (const char* name : {"sparcas", "quest", "loopserve"}) {
+  for (const char* name : {"sparcas", "quest", "loopserve", "cascade"}) {
     batches.emplace_back();
     for (const int32_t dense_layers : {0, 2, 5, 11}) {
       batches.back().push_back(Selector(name, 64));
@@ -255,7 +328,7 @@ TEST_F(DecodeSelectionTest, ForksChooseEachForItself) {
   sampling.num_forks = 3;
   LocalGeneratorOptions options;
   options.max_tokens = 4096;
-  for (const char* name : {"sparcas", "snapkv", "adakv", "h2o"}) {
+  for (const char* name : {"sparcas", "cascade", "snapkv", "adakv", "h2o"}) {
     options.decode = Selector(name, 64);
     auto generator = *LocalGenerator::Create(model_, options);
     std::vector<std::vector<int32_t>> want(3);
@@ -316,11 +389,13 @@ TEST_F(DecodeSelectionTest, LocalHeadsKeepTheirWindow) {
     return ServedClasses(HeadClassMap::Spread(model_->config().num_layers, model_->config().num_kv_heads, preset));
   };
   const Answer windows = Local(prompt, "head_classes", 50, classes_of(0.5));
+  const Answer windows_of_all = Local(prompt, "head_classes", 50, classes_of(0));
   const Answer chosen = Local(prompt, Selector("sparcas", 64), 50, classes_of(0.5));
   EXPECT_NE(chosen, windows);
   EXPECT_EQ(Local(prompt, Selector("sparcas", 400), 50, classes_of(0.5)), windows) << "short enough for everything";
-  EXPECT_EQ(Local(prompt, Selector("sparcas", 64), 50, classes_of(0)), Local(prompt, "head_classes", 50, classes_of(0)))
-      << "no head that could choose";
+  EXPECT_NE(Local(prompt, Selector("cascade", 64), 50, classes_of(0.5)), windows);
+  EXPECT_EQ(Local(prompt, Selector("cascade", 64), 50, classes_of(0)), windows_of_all);
+  EXPECT_EQ(Local(prompt, Selector("sparcas", 64), 50, classes_of(0)), windows_of_all) << "no head that could choose";
 }
 
 // Of n positions the k of the largest scores, ties to the lower one.
@@ -351,14 +426,15 @@ std::vector<double> Ranking(const std::string& name, const std::vector<double>& 
   return ranking;
 }
 
-// What they are defined to keep.
+// What they are defined to keep: `budget` positions a head, of H2O in front of the last `window`, which it keeps, too.
 std::vector<std::vector<int32_t>> Kept(const std::string& name, const std::vector<std::vector<double>>& attention,
-                                       int32_t budget) {
-  const auto columns = static_cast<int32_t>(attention[0].size());
+                                       int32_t budget, int32_t window = 0) {
+  const auto columns = static_cast<int32_t>(attention[0].size()) - window;
   std::vector<std::vector<double>> rankings;
   std::vector<double> all;
   for (const std::vector<double>& of_head : attention) {
     rankings.push_back(Ranking(name, of_head));
+    rankings.back().resize(static_cast<size_t>(columns));
     all.insert(all.end(), rankings.back().begin(), rankings.back().end());
   }
   const std::vector<int32_t> of_layer = Largest(all, static_cast<size_t>(budget) * attention.size());
@@ -371,6 +447,7 @@ std::vector<std::vector<int32_t>> Kept(const std::string& name, const std::vecto
       count = std::round(0.8 * static_cast<double>(n) + 0.2 * budget);
     }
     kept.push_back(Largest(rankings[h], static_cast<size_t>(count)));
+    for (int32_t j = columns; j < columns + window; ++j) kept.back().push_back(j);
   }
   return kept;
 }
@@ -405,7 +482,10 @@ TEST(PromptSelectors, KeepWhatIsDefined) {
         const auto selector = *MakeTokenSelector(options, config, nullptr);
         ASSERT_NE(selector->of_prompt(), nullptr);
         const auto kept = selector->of_prompt()->Keep(attention, columns);
-        EXPECT_EQ(kept, Kept(name, exact, budget)) << name << ", budget " << budget << " of " << columns;
+        // H2O's columns end with its window, of half the budget.
+        const int32_t window = name == "h2o" ? std::min(budget, columns) : 0;
+        const int32_t chosen = std::min(budget, columns - window);
+        EXPECT_EQ(kept, Kept(name, exact, chosen, window)) << name << ", budget " << budget << " of " << columns;
         size_t sum = 0;
         for (size_t h = 0; h < 3; ++h) {
           sum += kept[h].size();
@@ -415,16 +495,94 @@ TEST(PromptSelectors, KeepWhatIsDefined) {
         }
         // Each of the three budgets is rounded by itself, by less than a half.
         const size_t rounding = name == "adakv" ? 1 : 0;
-        EXPECT_GE(sum + rounding, size_t{3} * static_cast<size_t>(budget));
-        EXPECT_LE(sum, size_t{3} * static_cast<size_t>(budget) + rounding);
+        EXPECT_GE(sum + rounding, size_t{3} * static_cast<size_t>(chosen + window));
+        EXPECT_LE(sum, size_t{3} * static_cast<size_t>(chosen + window) + rounding);
         smaller = kept;
       }
     }
   }
 }
 
-// What rows of the prompt attend to, by a way of its own: they run as decode steps, which leave their queries in the
+// What rows of a text attend to, by a way of its own: they run as decode steps, which leave their queries in the
 // compact pages of a `loopserve` sequence, and their attention is computed here from these and the KV.
+class RecordedRows {
+ public:
+  // Computes the text; its last `rows` rows are recorded, at most kQueryWindowMax.
+  RecordedRows(const Model& model, PagePool& pool, ParallelExecutor& executor, std::span<const int32_t> text,
+               int32_t rows)
+      : model_(model),
+        pool_(pool),
+        length_(static_cast<int32_t>(text.size())),
+        rows_(rows),
+        kv(pool, KvShapeOf(model.config())) {
+    const ModelConfig& config = model.config();
+    const auto policy = *MakeRecoveryPolicy({.policy = "exact"}, config);
+    EXPECT_TRUE(kv.Reserve(length_ + 20).ok());
+    std::vector<int32_t> positions(length_ - rows);
+    std::iota(positions.begin(), positions.end(), 0);
+    const PrefillSlice slice{
+        .tokens = text.first(positions.size()), .positions = positions, .kv = &kv, .policy = policy.get()};
+    if (length_ > rows) {
+      EXPECT_TRUE(executor.Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
+    }
+    kv.set_num_tokens(length_ - rows);
+    DecodeOptions records("loopserve");
+    records.window = rows;
+    records.dense_layers = 0;
+    records.budget = kBudget;
+    const auto recorder = *MakeTokenSelector(records, config, nullptr);
+    compact_ = *MakeCompactPages(*recorder, model, pool, kv.num_tokens());
+    EXPECT_TRUE(compact_->Reserve(1).ok());
+    for (int32_t j = length_ - rows; j < length_; ++j) {
+      const DecodeRow row{text[static_cast<size_t>(j)], &kv, recorder.get(), compact_.get()};
+      EXPECT_TRUE(executor.Decode({&row, 1}).ok());
+      kv.set_num_tokens(j + 1);
+    }
+  }
+  // Of each position what the recorded rows paid to it, over the group's heads.
+  std::vector<double> Attention(int32_t layer, int32_t h) const {
+    const ModelConfig& config = model_.config();
+    const int32_t group = config.num_qo_heads / config.num_kv_heads, dim = config.head_dim;
+    const kernels::QueryWindow layout{
+        .head_dim = dim, .group = group, .window = rows_, .budget = kBudget, .page_bytes = model_.page_bytes()};
+    const kernels::KvPoolView& view = pool_.view().rank(0);
+    const std::vector<int32_t>& pages = compact_->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)];
+    const auto key = [&](int32_t j, int32_t c) -> double {
+      const std::byte* page = view.k(kv.stream(layer, h)[static_cast<size_t>(j / kernels::kPageTokens)]);
+      return kernels::KvElement(view, page, j % kernels::kPageTokens, c);
+    };
+    std::vector<double> sums(length_);
+    for (int32_t slot = 0; slot < rows_; ++slot) {  // the slots are in order: each was written once
+      for (int32_t g = 0; g < group; ++g) {
+        const int64_t at = int64_t{slot} * group + g;
+        const float* q =
+            reinterpret_cast<const float*>(view.k(pages[static_cast<size_t>(at / layout.rows_per_page())])) +
+            at % layout.rows_per_page() * dim;
+        std::vector<double> row;
+        double total = 0;
+        for (int32_t j = 0; j <= length_ - rows_ + slot; ++j) {
+          double dot = 0;
+          for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * key(j, c);
+          row.push_back(std::exp(dot / std::sqrt(double(dim))));
+          total += row.back();
+        }
+        for (size_t j = 0; j < row.size(); ++j) sums[j] += row[j] / total;
+      }
+    }
+    return sums;
+  }
+
+ private:
+  static constexpr int32_t kBudget = 1000;
+  const Model& model_;
+  PagePool& pool_;
+  const int32_t length_, rows_;
+  std::unique_ptr<CompactPages> compact_;
+
+ public:
+  SequenceKv kv;  // of the whole text
+};
+
 class PromptSelectorTest : public DecodeSelectionTest {
  protected:
   // The last kRows rows of kLength decide.
@@ -441,62 +599,12 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
   std::mt19937 random = SeededRandom("rows that decide");
   const std::vector<int32_t> prompt = RandomPrompt(random, kLength);
   const ModelConfig& config = model_->config();
-  const int32_t group = config.num_qo_heads / config.num_kv_heads, dim = config.head_dim;
   decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, 2048));
   PagePool& pool = *decode_pool_;
   auto executor = *ParallelExecutor::Create(model_, pool.view(), {.max_rows = kLength});
-  const auto policy = *MakeRecoveryPolicy({.policy = "exact"}, config);
-  SequenceKv kv(pool, KvShapeOf(config));
-  ASSERT_TRUE(kv.Reserve(kLength + 20).ok());
-  std::vector<int32_t> positions(kLength - kWindow);
-  std::iota(positions.begin(), positions.end(), 0);
-  const PrefillSlice slice{
-      .tokens = std::span(prompt).first(positions.size()), .positions = positions, .kv = &kv, .policy = policy.get()};
-  if (kLength > kWindow) {
-    ASSERT_TRUE(executor->Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
-  }
-  kv.set_num_tokens(kLength - kWindow);
-  DecodeOptions records("loopserve");
-  records.window = kWindow;
-  records.dense_layers = 0;
-  records.budget = 1000;
-  const auto recorder = *MakeTokenSelector(records, config, nullptr);
-  const auto compact = *MakeCompactPages(*recorder, *model_, pool, kv.num_tokens());
-  ASSERT_TRUE(compact->Reserve(1).ok());
-  for (int32_t j = kLength - kWindow; j < kLength; ++j) {
-    const DecodeRow row{prompt[static_cast<size_t>(j)], &kv, recorder.get(), compact.get()};
-    ASSERT_TRUE(executor->Decode({&row, 1}).ok());
-    kv.set_num_tokens(j + 1);
-  }
-  const kernels::QueryWindow layout{
-      .head_dim = dim, .group = group, .window = kWindow, .budget = 1000, .page_bytes = model_->page_bytes()};
+  const RecordedRows recorded(*model_, pool, *executor, prompt, kWindow);
+  const SequenceKv& kv = recorded.kv;
   const kernels::KvPoolView& view = pool.view().rank(0);
-  const auto key = [&](int32_t layer, int32_t h, int32_t j, int32_t c) -> double {
-    const std::byte* page = view.k(kv.stream(layer, h)[static_cast<size_t>(j / kernels::kPageTokens)]);
-    return kernels::KvElement(view, page, j % kernels::kPageTokens, c);
-  };
-  const auto attention = [&](int32_t layer, int32_t h) {
-    const std::vector<int32_t>& pages = compact->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)];
-    std::vector<double> sums(kLength);
-    for (int32_t slot = 0; slot < kWindow; ++slot) {  // the slots are in order: each was written once
-      for (int32_t g = 0; g < group; ++g) {
-        const int64_t at = int64_t{slot} * group + g;
-        const float* q =
-            reinterpret_cast<const float*>(view.k(pages[static_cast<size_t>(at / layout.rows_per_page())])) +
-            at % layout.rows_per_page() * dim;
-        std::vector<double> row;
-        double total = 0;
-        for (int32_t j = 0; j <= kLength - kWindow + slot; ++j) {
-          double dot = 0;
-          for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * key(layer, h, j, c);
-          row.push_back(std::exp(dot / std::sqrt(double(dim))));
-          total += row.back();
-        }
-        for (size_t j = 0; j < row.size(); ++j) sums[j] += row[j] / total;
-      }
-    }
-    return sums;
-  };
   const std::vector<std::byte> before(view.base, view.base + static_cast<int64_t>(decode_memory_->size()));
   for (const std::string& name : names) {
     DecodeOptions options(name);
@@ -511,7 +619,7 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       std::vector<std::vector<double>> exact;
       for (int32_t h = 0; h < config.num_kv_heads; ++h) {
-        exact.push_back(attention(layer, h));
+        exact.push_back(recorded.Attention(layer, h));
         exact.back().resize(static_cast<size_t>(columns));
       }
       auto want = Kept(name, exact, 90 - selector->of_prompt()->window());
@@ -519,7 +627,7 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
         std::vector<int32_t>& list = want[static_cast<size_t>(h)];
         for (int32_t j = columns; j < kLength; ++j) list.push_back(j);
         if (layer == 0) list.clear();
-        const std::vector<int32_t>& got = (*kept)[static_cast<size_t>(layer * config.num_kv_heads + h)];
+        const std::vector<int32_t>& got = kept->positions[static_cast<size_t>(layer * config.num_kv_heads + h)];
         // A head's budget may differ by what AdaKV's pool makes equal, seven positions; and which of several positions
         // of nearly equal attention are kept by what bf16 makes of rows that run as steps and as a prompt: a head that
         // looks back by one pays all the same.
@@ -547,10 +655,25 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
     longer.set_num_tokens(kLength + 7);
     const auto resumed = ChooseOfPrompt(*executor, prompt, longer, *selector->of_prompt());
     ASSERT_TRUE(resumed.ok()) << resumed.status();
-    for (size_t stream = 0; stream < kept->size(); ++stream) {
-      std::vector<int32_t> want = (*kept)[stream];
-      for (int32_t j = kLength; j < kLength + 7 && !want.empty(); ++j) want.push_back(j);
-      EXPECT_EQ((*resumed)[stream], want);
+    for (size_t stream = 0; stream < kept->positions.size(); ++stream) {
+      std::vector<int32_t> want = kept->positions[stream];
+      const std::vector<int32_t>& got = resumed->positions[stream];
+      if (name != "h2o" || want.empty()) {
+        for (int32_t j = kLength; j < kLength + 7 && !want.empty(); ++j) want.push_back(j);
+        EXPECT_EQ(got, want);
+        continue;
+      }
+      // The window ends with what was generated; what it left behind is chosen from like the rest.
+      ASSERT_EQ(got.size(), 90u);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const int32_t recent = static_cast<int32_t>(i) - 45;
+        if (recent >= 0) {
+          EXPECT_EQ(got[i], kLength + 7 - 45 + recent);
+        } else {
+          EXPECT_TRUE(std::binary_search(want.begin(), want.end(), got[i])) << got[i];
+        }
+        EXPECT_EQ(resumed->attention[stream][i] > 0, got[i] < kLength) << "generated ones were paid nothing yet";
+      }
     }
   }
   // The sequence's own pages are as they were.
@@ -560,17 +683,95 @@ void PromptSelectorTest::Check(std::initializer_list<std::string> names) {
   }
 }
 
+// H2O: steps add what they pay to what the rows of the prompt paid. Within the budget that is the attention of all
+// rows, which the same text has when it is a prompt; and then one of them leaves with each step.
+TEST_F(PromptSelectorTest, HeavyHittersAreThoseOfAllStepsSoFar) {
+  if (!model_->backend().host_memory()) GTEST_SKIP() << "it reads what is kept where it is";
+  constexpr int32_t kLength = 128, kPrompt = 90, kBudget = 120;
+  std::mt19937 random = SeededRandom("heavy hitters");
+  const std::vector<int32_t> text = RandomPrompt(random, kLength);
+  const ModelConfig& config = model_->config();
+  decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, 2048));
+  PagePool& pool = *decode_pool_;
+  auto executor = *ParallelExecutor::Create(model_, pool.view(), {.max_rows = kLength});
+  const RecordedRows recorded(*model_, pool, *executor, std::span(text).first(kBudget), kBudget);
+
+  const std::span<const int32_t> prompt = std::span(text).first(kPrompt);
+  std::vector<int32_t> positions(kPrompt);
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto policy = *MakeRecoveryPolicy({.policy = "exact"}, config);
+  SequenceKv kv(pool, KvShapeOf(config));
+  ASSERT_TRUE(kv.Reserve(kLength).ok());
+  const PrefillSlice slice{.tokens = prompt, .positions = positions, .kv = &kv, .policy = policy.get()};
+  ASSERT_TRUE(executor->Prefill({&slice, 1}, {.layers = {0, config.num_layers}}).ok());
+  kv.set_num_tokens(kPrompt);
+  DecodeOptions options("h2o");
+  options.budget = kBudget;
+  options.dense_layers = 1;
+  const auto selector = *MakeTokenSelector(options, config, nullptr);
+  const auto compact = *MakeCompactPages(*selector, *model_, pool, kPrompt);
+  ASSERT_TRUE(compact->Reserve(kPrompt + 1).ok());
+  const auto kept = ChooseOfPrompt(*executor, prompt, kv, *selector->of_prompt());
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  ASSERT_TRUE(KeepPositions(*model_, pool, *kept, kPrompt, *selector->of_prompt(), *compact).ok());
+
+  const auto word = [&](int32_t layer, int32_t h, int64_t i) {
+    const int32_t page = compact->tables()[static_cast<size_t>(layer * config.num_kv_heads + h)][0];
+    return reinterpret_cast<const int32_t*>(pool.view().k(page))[i];
+  };
+  std::set<int32_t> left;
+  for (int32_t j = kPrompt; j < kLength; ++j) {
+    const DecodeRow row{text[static_cast<size_t>(j)], &kv, selector.get(), compact.get()};
+    ASSERT_TRUE(executor->Decode({&row, 1}).ok());
+    kv.set_num_tokens(j + 1);
+    for (int32_t layer = 1; layer < config.num_layers; ++layer) {
+      for (int32_t h = 0; h < config.num_kv_heads; ++h) {
+        const int32_t count = word(layer, h, 0);
+        ASSERT_EQ(count, std::min(j + 1, kBudget)) << "layer " << layer << ", head " << h;
+        EXPECT_EQ(word(layer, h, 2 + 2 * int64_t{count - 1}), j);
+        if (j + 1 == kBudget) {
+          const std::vector<double> want = recorded.Attention(layer, h);
+          double all = 0, apart = 0, generated = 0;
+          for (int32_t i = 0; i < count; ++i) {
+            ASSERT_EQ(word(layer, h, 2 + 2 * int64_t{i}), i);
+            const double paid = std::bit_cast<float>(word(layer, h, 3 + 2 * int64_t{i}));
+            all += want[static_cast<size_t>(i)];
+            apart += std::abs(paid - want[static_cast<size_t>(i)]);
+            if (i >= kPrompt) generated += paid;
+          }
+          // bf16 makes rows of a prompt and of steps a little different. Without what the steps paid it would be a
+          // quarter.
+          EXPECT_LT(apart, 0.03 * all) << "layer " << layer << ", head " << h;
+          EXPECT_GT(generated, 0) << "layer " << layer << ", head " << h;
+        }
+        std::set<int32_t> now;
+        for (int32_t i = 0; i < count; ++i) now.insert(word(layer, h, 2 + 2 * int64_t{i}));
+        for (int32_t i = 0; i <= j; ++i) {
+          if (!now.contains(i)) left.insert(i);
+        }
+      }
+    }
+  }
+  EXPECT_GE(left.size(), size_t{kLength - kBudget}) << "in each head one has left with each step behind the budget";
+  EXPECT_LT(*left.rbegin(), kLength - kBudget / 2) << "but none of the last ones";
+}
+
 // Choices are made in front of the first step; what is kept whole is decoded as without.
 TEST_F(DecodeSelectionTest, PromptSelectorsOfShortPromptsAreDense) {
   std::mt19937 random = SeededRandom("short prompts");
   const auto prompt = RandomPrompt(random, 300);
   const Answer dense = Local(prompt, "dense", 80);
   for (const char* name : {"snapkv", "adakv", "h2o"}) {
-    EXPECT_EQ(Local(prompt, Selector(name, 300), 80), dense) << name;
+    // The budget of H2O is that of prompt and answer.
+    EXPECT_EQ(Local(prompt, Selector(name, std::string(name) == "h2o" ? 380 : 300), 80), dense) << name;
     const Answer chosen = Local(prompt, Selector(name, 64), 80);
     EXPECT_EQ(chosen.tokens[0], dense.tokens[0]) << "the prefill's";
     EXPECT_NE(chosen.logprobs, dense.logprobs) << name;
   }
+  // The step that writes position 330 is the first with more than 330: 31 tokens come before its result.
+  const Answer outgrown = Local(prompt, Selector("h2o", 330), 80);
+  EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + 31 * 4, outgrown.logprobs.begin()));
+  EXPECT_NE(outgrown.logprobs, dense.logprobs);
 }
 
 // Where no layer is left to choose in, nothing is chosen, listed or kept beside the KV: the answer is the dense one.
@@ -580,7 +781,7 @@ TEST_F(DecodeSelectionTest, WithEveryLayerDenseTheAnswerIsDense) {
   const Answer dense = Local(prompt, "dense", 30);
   Start();
   const int64_t free = decode_pool_->num_free();
-  for (const char* name : {"snapkv", "adakv", "h2o", "sparcas", "quest", "loopserve", "streaming"}) {
+  for (const char* name : {"snapkv", "adakv", "h2o", "sparcas", "quest", "loopserve", "cascade", "streaming"}) {
     DecodeOptions options = Selector(name, 64);
     options.dense_layers = model_->config().num_layers;
     const auto selector = MakeTokenSelector(options, model_->config(), nullptr);
@@ -650,12 +851,12 @@ TEST_P(DecodeDevicesTest, BudgetsBeyondTheContextAreDense) {
   for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 500);
   const Answer dense = Run(prompt, "dense", 70);
   ASSERT_EQ(dense.tokens.size(), 70u);
-  for (const char* name : {"sparcas", "quest", "loopserve", "snapkv", "adakv", "h2o"}) {
+  for (const char* name : {"sparcas", "quest", "loopserve", "cascade", "snapkv", "adakv", "h2o"}) {
     EXPECT_EQ(Run(prompt, Selector(name, 784), 70), dense) << name;
     const Answer chosen = Run(prompt, Selector(name, 96), 70);
     EXPECT_NE(chosen.logprobs, dense.logprobs) << name;
     for (const float logprob : chosen.logprobs) ASSERT_TRUE(std::isfinite(logprob)) << name;
-    if (std::string(name) != "loopserve") continue;
+    if (std::string(name) != "loopserve" && std::string(name) != "cascade") continue;
     // Its first choice is for the token behind the window.
     EXPECT_TRUE(std::equal(dense.logprobs.begin(), dense.logprobs.begin() + 16 * 3, chosen.logprobs.begin()));
   }
@@ -750,10 +951,15 @@ TEST(DecodeOptions, BadOnesAreNamed) {
   EXPECT_THAT(error([](DecodeOptions& o) { o.window = 0; }, "snapkv"), HasSubstr("decode_window is 0"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 32; }, "adakv"), HasSubstr("less than decode_budget, 32"));
   EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 1; }, "h2o"), HasSubstr("at least 2"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.candidates = 0; }, "cascade"), HasSubstr("decode_candidates is 0"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.budget = 100, o.candidates = 99; }, "cascade"),
+              HasSubstr("decode_candidates is 99, of which decode_budget, 100, are chosen"));
+  EXPECT_THAT(error([](DecodeOptions& o) { o.dims = 6; }, "cascade"), HasSubstr("decode_dims is 6"));
   const absl::Status unknown = MakeTokenSelector("other", config, nullptr).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(unknown.message()),
-              HasSubstr("dense, head_classes, sparcas, adaptive, loopserve, quest, streaming, snapkv, adakv, h2o"));
+  EXPECT_THAT(
+      std::string(unknown.message()),
+      HasSubstr("dense, head_classes, sparcas, adaptive, loopserve, cascade, quest, streaming, snapkv, adakv, h2o"));
 }
 
 }  // namespace

@@ -1089,6 +1089,22 @@ TEST_P(SamKvPolicyTest, EverySelectorChoosesAmongWhatIsKept) {
   }
 }
 
+// A cascade keeps lists of its own, and says that it cannot choose among kept tokens.
+TEST_P(SamKvPolicyTest, CascadesAreRefused) {
+  std::mt19937 random = SeededRandom("cascades");
+  const Result result = Prefill(machine_, RandomTokens(random, 200), {.policy = "exact"});
+  Result some;
+  some.kv = *result.kv->Fork();
+  some.kept.assign(kLayers, {{0, 100}, {150, 200}});
+  some.kv->KeepOnly(KeptOf(some));
+  for (const absl::Status& status : {MakeSelectorFor(*some.kv, "cascade", *machine_.model).status(),
+                                     MakeSelectorBehind("samkv", 200, "cascade", *machine_.model, nullptr).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_NE(std::string(status.message()).find("choose sparcas or loopserve"), std::string::npos) << status;
+  }
+  EXPECT_TRUE(MakeSelectorFor(*result.kv, "cascade", *machine_.model).ok());
+}
+
 // With everything kept, a selector chooses what it does of a sequence that leaves nothing out.
 TEST_P(SamKvPolicyTest, WithNothingLeftOutSelectorsChooseTheSame) {
   // Attention over a list is cut elsewhere than over a sequence. Rounded to bf16 that is a bit here and there, and of

@@ -228,6 +228,23 @@ TEST(EvalMethodTest, BudgetsMayBeShareOfTheContext) {
   }
 }
 
+// Sinks and window of the bands are the published 128 and 3,968, or of these proportions in a share of the context.
+TEST(EvalMethodTest, BandsAreAtMostTheirShareOfTheContext) {
+  for (const std::string name : {"a-shape", "tri-shape"}) {
+    const auto method = ParseEvalMethod(name + ":context_share=0.5:dense_layers=1", "dense", "context");
+    ASSERT_TRUE(method.ok()) << method.status();
+    for (const int64_t length : {8192, 16384, 131072})
+      EXPECT_EQ(OptionsFor(*method, length), json({{"band_sinks", 128}, {"band_window", 3968}, {"dense_layers", 1}}));
+    EXPECT_EQ(OptionsFor(*method, 4096), json({{"band_sinks", 64}, {"band_window", 1984}, {"dense_layers", 1}}));
+    EXPECT_EQ(OptionsFor(*method, 1000), json({{"band_sinks", 15}, {"band_window", 485}, {"dense_layers", 1}}));
+    EXPECT_EQ(OptionsFor(*method, 1)["band_window"], 2);
+    const auto bad = ParseEvalMethod(name + ":context_share=2", "dense", "context");
+    EXPECT_THAT(std::string(bad.status().message()), HasSubstr("context_share")) << name;
+  }
+  // Other methods have no such option: it stays, and is refused where options are read.
+  EXPECT_TRUE(ParseEvalMethod("sparsex:context_share=0.5", "dense", "context")->options.contains("context_share"));
+}
+
 // Every pair of a suite is in the table of pairs, those without answers with the reason.
 TEST(EvalReportTest, PairsAndRefusals) {
   ScriptedGenerator generator([](const std::string& prompt) { return prompt.ends_with("[one]") ? "1" : "2"; });
@@ -261,6 +278,12 @@ TEST(EvalSuiteTest, EveryMethodThatChoosesIsInTheSuite) {
   for (const std::string& method : suite->reuse) names.insert(method.substr(0, method.find(':')));
   for (const methods::Policy& policy : methods::Policies())
     EXPECT_TRUE(names.contains(std::string(policy.name)) || policy.name == "splice+") << policy.name;
+  for (const std::string& method : suite->reuse) {
+    if (!method.starts_with("a-shape") && !method.starts_with("tri-shape")) continue;
+    const json options = OptionsFor(*ParseEvalMethod(method, "dense", "context"), 8192);
+    EXPECT_EQ(options["band_sinks"], 128) << method;
+    EXPECT_EQ(options["band_window"], 3968) << method;
+  }
 }
 
 TEST(EvalSuiteTest, NamesAreChecked) {
