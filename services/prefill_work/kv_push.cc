@@ -67,8 +67,28 @@ absl::Status KvPush::status() const {
 
 void KvPush::OnLayer(const engine::LayerReady& ready) {
   hold_->NoteWriting();
+  if (ready.early) {
+    {
+      std::lock_guard lock(mutex_);
+      early_.push_back(ready);
+    }
+    (void)worker_.EnqueueEarly([self = Self()] { self->DoEarly(); });  // or the commit does it
+    return;
+  }
   if (!worker_.Enqueue([self = Self(), ready] { self->DoLayer(ready); }))
     Fail(absl::ResourceExhaustedError("the prefill worker's push queue is full"));
+}
+
+bool KvPush::DoEarly() {
+  engine::LayerReady ready;
+  {
+    std::lock_guard lock(mutex_);
+    if (early_.empty()) return false;
+    ready = std::move(early_.front());
+    early_.pop_front();
+  }
+  DoLayer(ready);
+  return true;
 }
 
 void KvPush::DoLayer(const engine::LayerReady& ready) {
@@ -194,6 +214,8 @@ void KvPush::NoteOutcome(const engine::PrefillOutcome& outcome) {
 }
 
 void KvPush::DoCommit() {
+  while (DoEarly()) {
+  }
   if (status().ok()) {
     if (const absl::Status sent = SendRestored(); !sent.ok()) Fail(sent);
   }
@@ -226,6 +248,10 @@ void KvPush::CommitWritten() {
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  {
+    std::lock_guard lock(mutex_);
+    early_.clear();
+  }
   EndPushSpan(why);
   DropLease();
   sender_->Finish();

@@ -182,7 +182,7 @@ absl::Status PrefillJob::AnnounceFinal(ParallelExecutor* executor) {
       SPLICE_ASSIGN_OR_RETURN(fence, executor->RecordFenceOfAll());
       executor = nullptr;  // one for all layers
     }
-    request.on_layer({kv, layer, std::move(pages), fence, kept});
+    request.on_layer({kv, layer, std::move(pages), fence, kept, /*early=*/true});
   }
   return absl::OkStatus();
 }
