@@ -217,11 +217,9 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
   request.terms.choose |= methods::IsAuto(request.reuse.policy);
-  // As the router does it: a contract is with exact, which is decoded from everything.
-  const std::string best =
-      request.terms.quality > 0 ? std::string(methods::kSparseX) : DefaultReusePolicy(model.head_classes().get());
-  request.reuse.policy =
-      methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto, best);
+  const std::string best = DefaultReusePolicy(model.head_classes().get());
+  request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
+                                                methods::BestUnder(request.terms.quality, best));
   SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));
   auto job = std::make_shared<PrefillJob>();
   if (request.prompt_logprobs.has_value()) job->prompt_logprobs.resize(request.tokens.size() - 1);

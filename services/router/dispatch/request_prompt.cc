@@ -84,14 +84,12 @@ absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const Se
 void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet) {
   const std::string_view asked = methods::PolicyOf(request.reuse.policy(), request.reuse.quality());
   const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
-  const bool contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement > 0;
-  // A contract is with exact, which is decoded from everything: windows of heads would break it behind the first token.
-  const std::string_view best =
-      contract && !fleet.model.default_reuse.empty() ? methods::kSparseX : std::string_view(fleet.model.default_reuse);
+  const double contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement;
   request.choose_method = methods::IsAuto(asked);
-  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, best)));
+  request.reuse.set_policy(
+      std::string(methods::ResolvePolicy(asked, reuses, methods::BestUnder(contract, fleet.model.default_reuse))));
   const methods::Policy* const policy = methods::FindPolicy(request.reuse.policy());
-  if (contract && policy != nullptr && policy->head_classes != methods::HeadClasses::kNever)
+  if (contract > 0 && policy != nullptr && policy->head_classes != methods::HeadClasses::kNever)
     request.reuse.mutable_heads()->set_full_kv(true);
   if (!methods::ReusesSegments(request.reuse.policy())) prompt.keys.segments.clear();
   // No cached KV is used, wherever it is.
