@@ -150,7 +150,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
   const std::vector<PredictedReuse> reuse = core_.PredictReuse(prompt_.keys, holders);
   const auto foreign = core_.foreign_load().Of(fleet);
   const auto leaving = core_.planner().leaving();
-  const RequestCost cost = core_.costs().Of(request_.reuse);
+  const RequestCost cost = core_.costs().Of({request_.reuse, request_.choose_method}, num_prompt_tokens());
   const auto held = core_.decode_sessions().Find(ConversationOf(request_, prompt_, core_.namespace_keys()));
   const uint32_t tokens = static_cast<uint32_t>(num_prompt_tokens() + answer_.tokens().size());
   // Workers whose calls keep failing are avoided as those that have failed this request are.
@@ -323,7 +323,7 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
 
 // Records what really happened, for the placement of other requests.
 void Generation::Learn(const Attempt& attempt, const v1::Receipt& receipt) {
-  core_.costs().Observe(request_.reuse, receipt,
+  core_.costs().Observe({request_.reuse, request_.choose_method}, receipt,
                         // Computing beside decode steps says nothing of what a token costs.
                         {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
                          .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});
