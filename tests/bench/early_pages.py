@@ -93,47 +93,57 @@ class Work:
         return ids + words(self.rng, 64), segments
 
 
+def spread(values):
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def measure(args, kind, policy, rng):
+    """Both builds, started anew: how fast a process is depends on where its memory is. Times in milliseconds."""
+    with contextlib.ExitStack() as stack:
+        clusters = {name: stack.enter_context(cluster(args.bin, prefill, "--kv-transport", args.kv_transport))
+                    for name, prefill in [("before", args.before), ("after", f"{args.bin}/splice-prefill")]}
+        jobs = Work(kind, args.tokens, rng)
+        for ids, segments in jobs.known():
+            for http in clusters.values():
+                ask(http, ids, segments, "exact")
+        times = {name: {"first token": [], "two tokens": []} for name in clusters}
+        for number in range(-2, args.rounds):
+            ids, segments = jobs.prompt()
+            order = list(clusters.items())
+            rng.shuffle(order)
+            texts = set()
+            for name, http in order:
+                receipt, text, seconds = ask(http, ids, segments, policy)
+                texts.add(text)
+                assert receipt["tokens"]["aligned"] >= 0.9 * args.tokens, receipt
+                if number >= 0:
+                    times[name]["first token"].append(receipt["seconds"]["ttft"] * 1e3)
+                    times[name]["two tokens"].append(seconds * 1e3)
+                time.sleep(0.05)
+            assert len(texts) == 1, "another answer"
+        return times
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", default="build/bin")
     parser.add_argument("--before", required=True)
     parser.add_argument("--kv-transport", default="shm")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--work", default="same:sparsex,mixed:sparsex,apart:sparsex,apart:splice,apart:samkv")
     args = parser.parse_args()
     for work in args.work.split(","):
         kind, policy = work.split(":")
         rng = random.Random(5)
-        with contextlib.ExitStack() as stack:
-            clusters = {name: stack.enter_context(cluster(args.bin, prefill, "--kv-transport", args.kv_transport))
-                        for name, prefill in [("before", args.before), ("after", f"{args.bin}/splice-prefill")]}
-            jobs = Work(kind, args.tokens, rng)
-            for ids, segments in jobs.known():
-                for http in clusters.values():
-                    ask(http, ids, segments, "exact")
-            rows = {name: [] for name in clusters}
-            for number in range(-2, args.rounds):
-                ids, segments = jobs.prompt()
-                order = list(clusters.items())
-                rng.shuffle(order)
-                texts = set()
-                for name, http in order:
-                    receipt, text, seconds = ask(http, ids, segments, policy)
-                    texts.add(text)
-                    assert receipt["tokens"]["aligned"] >= 0.9 * args.tokens, receipt
-                    if number >= 0:
-                        rows[name].append((receipt["seconds"]["ttft"] * 1e3, seconds * 1e3,
-                                           receipt["seconds"].get("transfer", 0) * 1e3))
-                    time.sleep(0.1)
-                assert len(texts) == 1, "another answer"
-        for i, what in [(0, "first token"), (1, "two tokens"), (2, "push behind the last layer")]:
-            before, after = ([row[i] for row in rows[name]] for name in ("before", "after"))
-            pairs = [b - a for b, a in zip(before, after)]
-            quarters = statistics.quantiles(pairs, n=4)
-            print(f"{work} {what}: before {statistics.median(before):.1f} ms, after {statistics.median(after):.1f} ms, "
-                  f"median of the differences {statistics.median(pairs):.1f} ms (quartiles {quarters[0]:.1f} to "
-                  f"{quarters[2]:.1f}), after faster in {sum(p > 0 for p in pairs)} of {len(pairs)}", flush=True)
+        starts = [measure(args, kind, policy, rng) for _ in range(args.starts)]
+        for what in ("first token", "two tokens"):
+            before, after = ([statistics.median(start[name][what]) for start in starts] for name in ("before", "after"))
+            pairs = [b - a for start in starts for b, a in zip(start["before"][what], start["after"][what])]
+            print(f"{work} {what}: before {statistics.median(before):.1f} ms ({spread(before)}), after "
+                  f"{statistics.median(after):.1f} ms ({spread(after)}); pairs: {statistics.median(pairs):+.1f} ms, after "
+                  f"faster in {sum(p > 0 for p in pairs)} of {len(pairs)}", flush=True)
 
 
 if __name__ == "__main__":
