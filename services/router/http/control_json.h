@@ -15,7 +15,7 @@ namespace spl::router {
 OrderedJson RecordJson(const RequestRecord& record);
 // Null while it is not known.
 OrderedJson ClockJson(const std::optional<ClockOffset>& clock);
-// What a worker's record says of a method, and how long ago a receipt told it.
+// A worker's record of a method, and how long ago a receipt told it.
 OrderedJson QualityJson(const QualityRecord& record, SteadyTime now);
 // The samples of the last `age`: "unix_ms", the times at which they ended, and in "columns" an array of equal length
 // for each of HistoryColumns. Values have five digits; NaN is null.

@@ -16,7 +16,7 @@ struct RequestCost {
   double fetch_bytes_per_s = 0;  // from the chunk store; 0: no fetch was seen yet
 };
 
-// What a request asks for, when its policy is known.
+// The method of a request whose policy is resolved.
 struct AskedMethod {
   const v1::ReuseOptions& reuse;
   bool chooses = false;  // GenerationRequest::choose_method

@@ -1,4 +1,4 @@
-// What prefill workers' records of agreement say about methods, as the receipts of this router's requests told it
+// Prefill workers' records of agreement about methods, as the receipts of this router's requests told them
 // (docs/decisions/0018-auto-and-the-quality-contract.md). For operators, and for placement: a worker judges a method
 // when a request's KV has been reserved already.
 #pragma once
