@@ -13,8 +13,8 @@ namespace spl::engine {
 using PageRange = PositionRange;
 using PageRanges = PositionRanges;
 
-// Pages of a prompt of `num_tokens` that hold no position of `rows`. Those before `end` only, which counts positions;
-// the last page of the prompt may be partly filled.
+// The pages of a prompt of `num_tokens` that hold no position of `rows` and end in front of position `end` or with the
+// prompt, whose last page may be partly filled.
 PageRanges PagesWithout(std::span<const PositionRange> rows, int32_t num_tokens, int32_t end = INT32_MAX);
 
 // The pages of each layer that were given out. One thread at a time.

@@ -34,7 +34,7 @@ struct LayerReady {
   PageRanges pages;                             // not empty
   std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
   std::shared_ptr<const KeptTokens> kept;       // as PrefillOutcome::kept; null: everything
-  bool early = false;  // passes of the prompt come first: what they write for other prompts may be sent before it
+  bool early = false;  // final before the prompt's next pass: what passes of any prompt write may be sent first
 };
 
 struct PrefillOutcome {
