@@ -127,6 +127,10 @@ std::string_view PolicyOf(std::string_view policy, std::string_view quality) {
   return ParseQuality(quality).value_or(Quality()).strict ? kExact : policy;
 }
 
+std::string_view BestUnder(double agreement, std::string_view best) {
+  return agreement > 0 && !best.empty() ? kSparseX : best;
+}
+
 std::string_view ResolvePolicy(std::string_view policy, bool has_segments, std::string_view best) {
   if (!IsAuto(policy)) return policy;
   return has_segments ? best : kExact;

@@ -67,6 +67,10 @@ inline bool IsAuto(std::string_view name) { return name.empty() || name == kAuto
 
 // The policy that a request asks for: strict quality (quality.h) is exact, whatever it names.
 std::string_view PolicyOf(std::string_view policy, std::string_view quality);
+// The policy that "auto" stands for where the model's method is `best`. Under a contract (Quality::agreement above 0)
+// it is sparsex, because a contract is with exact, which is decoded from everything: windows of heads would break it
+// behind the first token. Otherwise, and while the model is not known (""), it is `best`.
+std::string_view BestUnder(double agreement, std::string_view best);
 // The policy that runs: "auto" is `best`, the model's (ModelIdentity.default_reuse), when the prompt `has_segments`,
 // marked ones or such as are looked for; else exact.
 std::string_view ResolvePolicy(std::string_view policy, bool has_segments, std::string_view best);

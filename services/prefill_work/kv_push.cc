@@ -28,7 +28,7 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
       held_pages_(static_cast<int32_t>(ticket.held_tokens()) / kernels::kPageTokens),
       sender_(peer_->MakeSender()),
-      crc_(shape_.num_streams(), 0) {
+      crcs_(static_cast<size_t>(ticket.page_ids_size())) {
   int32_t next = 0;
   for (int32_t stream = 0; stream < shape_.num_streams(); ++stream) {
     first_target_.push_back(next);
@@ -67,8 +67,28 @@ absl::Status KvPush::status() const {
 
 void KvPush::OnLayer(const engine::LayerReady& ready) {
   hold_->NoteWriting();
+  if (ready.early) {
+    {
+      std::lock_guard lock(mutex_);
+      early_.push_back(ready);
+    }
+    (void)worker_.EnqueueEarly([self = Self()] { self->DoEarly(); });  // or the commit does it
+    return;
+  }
   if (!worker_.Enqueue([self = Self(), ready] { self->DoLayer(ready); }))
     Fail(absl::ResourceExhaustedError("the prefill worker's push queue is full"));
+}
+
+bool KvPush::DoEarly() {
+  engine::LayerReady ready;
+  {
+    std::lock_guard lock(mutex_);
+    if (early_.empty()) return false;
+    ready = std::move(early_.front());
+    early_.pop_front();
+  }
+  DoLayer(ready);
+  return true;
 }
 
 void KvPush::DoLayer(const engine::LayerReady& ready) {
@@ -82,27 +102,37 @@ void KvPush::DoLayer(const engine::LayerReady& ready) {
   if (ready.fence != nullptr) {
     if (const absl::Status written = ready.fence->Wait(); !written.ok()) return Fail(written);
   }
-  std::vector<Pages> heads(shape_.num_kv_heads);
-  Pages all;
-  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
-    Pages& head = heads[h];
-    AddKept(ready, ready.layer * shape_.num_kv_heads + h, head);
-    all.local.insert(all.local.end(), head.local.begin(), head.local.end());
-    all.remote.insert(all.remote.end(), head.remote.begin(), head.remote.end());
-  }
-  if (all.local.empty()) return;
+  Pages pages;
+  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) AddKept(ready, ready.layer * shape_.num_kv_heads + h, pages);
+  if (pages.local.empty()) return;
   if (fault.drop) {  // simulates a lost write: the checksums are right, the bytes never leave
-    all.crcs.resize(all.local.size());
-    if (!ready.kv->pool().ChecksumPages(all.local, all.crcs.data()).ok()) return;
-  } else if (const absl::Status posted = Send(ready.kv, all); !posted.ok()) {
+    pages.crcs.resize(pages.local.size());
+    if (!ready.kv->pool().ChecksumPages(pages.local, pages.crcs.data()).ok()) return;
+  } else if (const absl::Status posted = Send(ready.kv, pages); !posted.ok()) {
     return Fail(posted);
   }
-  // Pages of a stream come in order, so the stream's checksum is built by joining theirs.
-  auto next = all.crcs.begin();
-  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) {
-    uint32_t& crc = crc_[ready.layer * shape_.num_kv_heads + h];
-    for (size_t i = heads[h].local.size(); i > 0; --i) crc = over_a_page_(crc) ^ *next++;
+  for (size_t i = 0; i < pages.targets.size(); ++i) crcs_[pages.targets[i]] = pages.crcs[i];
+}
+
+int32_t KvPush::TargetOf(int32_t stream, int32_t page) const {
+  const engine::PageHole hole = HoleOf(stream);
+  return first_target_[stream] + page - held_pages_ - (page >= hole.end ? hole.size() : 0);
+}
+
+uint32_t KvPush::ChecksumOf(int32_t stream) const {
+  const engine::PageHole hole = HoleOf(stream);
+  const auto restored = hole_crcs_.find(stream);
+  uint32_t crc = 0;
+  for (auto page = held_pages_; page < static_cast<int32_t>(ticket_.num_pages_per_stream()); ++page) {
+    std::optional<uint32_t> of_page;
+    if (page < hole.begin || page >= hole.end) {
+      of_page = crcs_[TargetOf(stream, page)];
+    } else if (restored != hole_crcs_.end()) {
+      of_page = restored->second[page - hole.begin];
+    }
+    if (of_page.has_value()) crc = over_a_page_(crc) ^ *of_page;
   }
+  return crc;
 }
 
 engine::PageHole KvPush::HoleOf(int32_t stream) const {
@@ -115,11 +145,14 @@ void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pag
   const auto& targets = sender_->uses_landing_pages() ? ticket_.landing_page_ids() : ticket_.page_ids();
   const std::vector<int32_t>& local = ready.kv->streams()[stream];
   const engine::PageHole hole = HoleOf(stream);
-  for (int32_t page = std::max(ready.first_page, held_pages_); page < ready.first_page + ready.num_pages; ++page) {
-    if (page >= hole.begin && page < hole.end) continue;
-    if (ready.kept != nullptr && !ready.kept->KeepsPage(ready.layer, page)) continue;
-    pages.local.push_back(local[page]);
-    pages.remote.push_back(targets[first_target_[stream] + page - held_pages_ - (page >= hole.end ? hole.size() : 0)]);
+  for (const engine::PositionRange& range : ready.pages) {
+    for (int32_t page = std::max(range.begin, held_pages_); page < range.end; ++page) {
+      if (page >= hole.begin && page < hole.end) continue;
+      if (ready.kept != nullptr && !ready.kept->KeepsPage(ready.layer, page)) continue;
+      pages.local.push_back(local[page]);
+      pages.targets.push_back(TargetOf(stream, page));
+      pages.remote.push_back(targets[pages.targets.back()]);
+    }
   }
 }
 
@@ -160,12 +193,7 @@ absl::Status KvPush::SendRestored() {
       pages.remote.push_back(spares[lists[i] * static_cast<int32_t>(ticket_.pages_per_spare()) + page - hole.begin]);
     }
     SPLICE_RETURN_IF_ERROR(Send(kv_, pages));
-    // The checksum is over the pages in order: those of the hole stand in the middle.
-    std::vector<uint32_t> crcs(local.size());
-    SPLICE_RETURN_IF_ERROR(kv_->pool().ChecksumPages(local, crcs.data()));
-    uint32_t& joined = crc_[restored[i]];
-    joined = 0;
-    for (const uint32_t crc : crcs) joined = over_a_page_(joined) ^ crc;
+    hole_crcs_[restored[i]] = std::move(pages.crcs);
   }
   return absl::OkStatus();
 }
@@ -186,6 +214,8 @@ void KvPush::NoteOutcome(const engine::PrefillOutcome& outcome) {
 }
 
 void KvPush::DoCommit() {
+  while (DoEarly()) {
+  }
   if (status().ok()) {
     if (const absl::Status sent = SendRestored(); !sent.ok()) Fail(sent);
   }
@@ -212,12 +242,16 @@ void KvPush::DoCommit() {
 }
 
 void KvPush::CommitWritten() {
-  commit_.mutable_crc32c()->Assign(crc_.begin(), crc_.end());
+  for (int32_t stream = 0; stream < shape_.num_streams(); ++stream) commit_.add_crc32c(ChecksumOf(stream));
   commit_.set_in_landing_pages(sender_->uses_landing_pages());
   SendCommit();
 }
 
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
+  {
+    std::lock_guard lock(mutex_);
+    early_.clear();
+  }
   EndPushSpan(why);
   DropLease();
   sender_->Finish();

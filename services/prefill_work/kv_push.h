@@ -2,9 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +21,9 @@
 
 namespace spl::prefill {
 
-// Checksums and writes run on the push worker's thread. No write starts after the ticket's lease has run out.
+// Checksums and writes run on the push worker's thread. Pages that are announced early (LayerReady::early) are written
+// while that thread has nothing else to do, and with the commit at the latest: a prompt with many copies that begins
+// does not hold up the last layers of another one. No write starts after the ticket's lease has run out.
 //
 // Not sent: pages that the decode worker holds (Ticket.held_tokens); pages in a hole of the ticket, except those of
 // restored heads, which are sent with the commit; pages without a kept token (LayerReady::kept); pages past the end of
@@ -45,11 +50,17 @@ class KvPush final : public PromptDelivery {
   struct Pages {
     std::vector<int32_t> local;
     std::vector<uint32_t> remote;
+    std::vector<int32_t> targets;  // indices in the ticket's list
     std::vector<uint32_t> crcs;
   };
   void AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const;
   engine::PageHole HoleOf(int32_t stream) const;
   void DoLayer(const engine::LayerReady& ready);
+  bool DoEarly();  // one of early_; false: there is none
+  // The page's index in the ticket's list.
+  int32_t TargetOf(int32_t stream, int32_t page) const;
+  // The checksum over the stream's sent pages, with those of its hole if they were sent.
+  uint32_t ChecksumOf(int32_t stream) const;
   // Starts to write the pages and fills in their checksums.
   absl::Status Send(const std::shared_ptr<const engine::SequenceKv>& kv, Pages& pages);
   absl::Status SendRestored();
@@ -73,12 +84,16 @@ class KvPush final : public PromptDelivery {
   const std::unique_ptr<PageSender> sender_;
   // [num_streams]: index of the stream's first sent page in the ticket's list.
   std::vector<int32_t> first_target_;
-  std::vector<uint32_t> crc_;  // [layer][kv_head]: checksums joined page by page
+  // [ticket's pages]: checksums of pages that were sent. They come in any order; a stream's checksum is over its pages
+  // in theirs.
+  std::vector<std::optional<uint32_t>> crcs_;
+  std::map<int32_t, std::vector<uint32_t>> hole_crcs_;  // by stream: checksums of the pages in a restored head's hole
 
   // Pages that the commit adds, and pages that were left out; written before the commit is queued.
   int64_t restored_pages_ = 0, left_out_pages_ = 0;
-  mutable std::mutex mutex_;  // guards status_
+  mutable std::mutex mutex_;  // guards all below
   absl::Status status_;
+  std::deque<engine::LayerReady> early_;  // not written yet; a few for each layer and stage
 };
 
 }  // namespace spl::prefill

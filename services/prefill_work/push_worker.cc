@@ -23,16 +23,21 @@ PushMetrics::PushMetrics(Metrics& metrics)
                                 buckets::Stage())) {}
 
 PushWorker::PushWorker(const engine::Model& model, Metrics& metrics, std::function<void()> on_pages_back)
-    : model_(model), metrics_(metrics), on_pages_back_(std::move(on_pages_back)), tasks_(kMaxTasks), thread_([this] {
-        Loop();
-      }) {}
+    : model_(model),
+      metrics_(metrics),
+      on_pages_back_(std::move(on_pages_back)),
+      tasks_(kMaxTasks),
+      early_tasks_(kMaxTasks),
+      thread_([this] { Loop(); }) {}
 
 PushWorker::~PushWorker() { Stop(); }
 
 void PushWorker::Loop() {
   SetThreadPriority(ThreadPriority::kTransfer);
   while (true) {
-    auto task = tasks_.Pop(kIdleWait);
+    auto task = tasks_.TryPop();
+    if (!task) task = early_tasks_.TryPop();
+    if (!task) task = tasks_.Pop(kIdleWait);
     if (task)
       (*task)();
     else if (tasks_.closed())
@@ -58,6 +63,7 @@ void PushWorker::WaitIdle(std::chrono::steady_clock::time_point deadline) {
 }
 
 void PushWorker::Stop() {
+  early_tasks_.Close();
   tasks_.Close();
   if (thread_.joinable()) thread_.join();
 }

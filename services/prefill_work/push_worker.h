@@ -31,6 +31,10 @@ class PushWorker {
 
   // False: the queue is full or closed.
   bool Enqueue(std::function<void()> task) { return tasks_.TryPush(std::move(task)); }
+  // For work that is not due yet: runs, in order, when no task of Enqueue waits. False as above.
+  bool EnqueueEarly(std::function<void()> task) {
+    return early_tasks_.TryPush(std::move(task)) && tasks_.TryPush([] {});  // which wakes the thread
+  }
   void WaitIdle(std::chrono::steady_clock::time_point deadline);
   void Stop();
 
@@ -45,7 +49,7 @@ class PushWorker {
   const engine::Model& model_;
   PushMetrics metrics_;
   const std::function<void()> on_pages_back_;
-  BoundedQueue<std::function<void()>> tasks_;
+  BoundedQueue<std::function<void()>> tasks_, early_tasks_;
   std::mutex mutex_;  // guards num_active_
   std::condition_variable idle_;
   size_t num_active_ = 0;

@@ -242,6 +242,7 @@ grpc::ServerUnaryReactor* FakePrefill::GetInfo(grpc::CallbackServerContext* cont
   info->set_worker_id(options_.worker_id);
   info->set_epoch(options_.epoch);
   info->mutable_model()->set_name("fake");
+  info->mutable_model()->set_default_reuse(options_.default_reuse);
   info->mutable_model()->set_fingerprint(options_.fingerprint);
   info->mutable_model()->set_layout_digest(options_.layout_digest);
   info->mutable_model()->set_max_context(options_.max_context);
@@ -337,6 +338,11 @@ void FakePrefill::RunEngine() {
   }
 }
 
+void FakePrefill::SetChoice(const v1::ChoiceReceipt& choice) {
+  std::lock_guard lock(mutex_);
+  choice_ = choice;
+}
+
 grpc::Status FakePrefill::Compute(const v1::PrefillRequest& request, v1::PrefillResponse* response) {
   FakeFabric::Landed kv;
   const int num_output = static_cast<int>(request.num_output_tokens());
@@ -372,6 +378,7 @@ grpc::Status FakePrefill::Compute(const v1::PrefillRequest& request, v1::Prefill
   std::shared_ptr<v1::Decode::Stub> peer;
   {
     std::lock_guard lock(mutex_);
+    if (choice_.has_value()) *receipt->mutable_choice() = *choice_;
     const auto it = peers_.find(request.ticket().worker_id());
     if (it == peers_.end())
       return {grpc::StatusCode::FAILED_PRECONDITION, "not connected to " + request.ticket().worker_id()};

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -154,6 +155,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     std::string listen = "127.0.0.1:0";
     std::string store;               // chunk stores that Publish puts into; empty: it only counts
     bool structured_output = false;  // PrefillInfo.structured_output
+    std::string default_reuse;       // ModelIdentity.default_reuse
   };
 
   FakePrefill(FakeFabric& fabric, Options options);
@@ -165,6 +167,8 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   // Runs wait after they have started until Hold(false).
   void Hold(bool hold);
   void FailRuns(grpc::Status status, int times);
+  // Why later prompts got their method: Receipt.choice.
+  void SetChoice(const v1::ChoiceReceipt& choice);
   // As a worker of an earlier version does.
   void IgnorePromptLogprobs() { ignores_prompt_logprobs_ = true; }
   // Answers to RevokeTicket; the ticket is revoked either way.
@@ -221,6 +225,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
   bool stopping_ = false;
   grpc::Status run_status_;
   int run_failures_ = 0;
+  std::optional<v1::ChoiceReceipt> choice_;
   std::atomic<bool> ignores_prompt_logprobs_{false};
   grpc::Status revoke_status_;
   v1::RevokeTicketRequest last_revoke_;

@@ -153,6 +153,10 @@ absl::Status Requests(const Flags& flags) {
   });
 }
 
+absl::Status Quality(const Flags& flags) {
+  return Show(flags, "/control/v1/quality", [](const json& answer) { Print(QualityLines(answer)); });
+}
+
 // The other screen of a terminal, without a cursor; what was there before comes back in the end.
 class OtherScreen {
  public:
@@ -260,6 +264,7 @@ Command MakeCtlCommand(CLI::App& root) {
   operate("status", "The router, the model and the two pools", Status);
   operate("workers", "Every worker with its load and its KV connections", Workers);
   operate("requests", "Requests under way, and the last that ended", Requests);
+  operate("quality", "What workers' records of agreement say of methods, by namespace", Quality);
   CLI::App& top = operate("top", "Status, workers and requests, refreshed live", Top);
   top.add_option("--interval-ms", flags->interval_ms, "time between two refreshes")
       ->check(CLI::Range(100, 60'000))

@@ -114,6 +114,30 @@ std::vector<std::string> RequestLines(const json& requests, size_t width, size_t
   return table.Lines(width, most_rows);
 }
 
+std::vector<std::string> QualityLines(const json& quality) {
+  TextTable table({{.title = "namespace"},
+                   {.title = "caller"},
+                   {.title = "method"},
+                   {.title = "worker"},
+                   {.title = "agreement", .right = true},
+                   {.title = "at least", .right = true},
+                   {.title = "compared", .right = true},
+                   {.title = "contract", .right = true},
+                   {.title = "verdict"},
+                   {.title = "seen", .right = true}});
+  const auto share = [](const json& value) {
+    return value.is_null() ? std::string("-") : fmt::format("{:.4f}", value.get<double>());
+  };
+  for (const json& r : quality["data"]) {
+    table.AddRow({Text(r["namespace"]), Text(r["caller"]), Text(r["method"]), Text(r["worker"]), share(r["agreement"]),
+                  share(r["agreement_low"]), fmt::format("{:.0f}", r["comparisons"].get<double>()), share(r["quality"]),
+                  Text(r["verdict"]), Seconds(r["seconds_ago"]) + " ago"});
+  }
+  if (table.num_rows() == 0)
+    return {"no records yet: no request got its method from auto or had a contract since the router started"};
+  return table.Lines(/*width=*/0, SIZE_MAX);
+}
+
 std::vector<std::string> TopLines(const json& status, const json& workers, const json& requests, WindowSize window) {
   std::vector<std::string> lines;
   for (const std::string& line : StatusLines(status)) lines.push_back(CutText(line, window.columns));

@@ -25,6 +25,14 @@ class JointFence final : public kernels::Fence {
   const std::vector<std::shared_ptr<const kernels::Fence>> fences_;
 };
 
+std::shared_ptr<const kernels::Fence> JoinFences(const std::vector<std::shared_ptr<const kernels::Fence>>& of_ranks) {
+  std::vector<std::shared_ptr<const kernels::Fence>> fences;
+  for (const auto& fence : of_ranks) {
+    if (fence != nullptr) fences.push_back(fence);
+  }
+  return fences.empty() ? nullptr : std::make_shared<JointFence>(std::move(fences));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParallelExecutor>> ParallelExecutor::Create(std::shared_ptr<const Model> model,
@@ -118,12 +126,17 @@ bool ParallelExecutor::OnRankLayer(int rank, int32_t layer_idx, const OnLayer& o
 }
 
 std::shared_ptr<const kernels::Fence> ParallelExecutor::RecordFence() {
+  return team_ == nullptr ? ranks_[0]->RecordFence() : JoinFences(layer_fences_);
+}
+
+absl::StatusOr<std::shared_ptr<const kernels::Fence>> ParallelExecutor::RecordFenceOfAll() {
   if (team_ == nullptr) return ranks_[0]->RecordFence();
-  std::vector<std::shared_ptr<const kernels::Fence>> fences;
-  for (const auto& fence : layer_fences_) {
-    if (fence != nullptr) fences.push_back(fence);
-  }
-  return fences.empty() ? nullptr : std::make_shared<JointFence>(std::move(fences));
+  std::vector<std::shared_ptr<const kernels::Fence>> fences(ranks_.size());
+  SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) {
+    fences[r] = ranks_[r]->RecordFence();
+    return absl::OkStatus();
+  }));
+  return JoinFences(fences);
 }
 
 absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass,

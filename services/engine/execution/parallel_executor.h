@@ -65,6 +65,8 @@ class ParallelExecutor {
   // Records a point after the layer's KV on every rank, while Prefill runs on_layer. Null if the KV is complete
   // already.
   std::shared_ptr<const kernels::Fence> RecordFence();
+  // Records a point behind all that every rank was given, while no pass runs. Null if it has been done already.
+  absl::StatusOr<std::shared_ptr<const kernels::Fence>> RecordFenceOfAll();
 
   const Model& model() const { return *model_; }
   int32_t max_rows() const { return options_.max_rows; }

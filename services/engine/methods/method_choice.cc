@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "services/methods/methods.h"
+#include "services/methods/quality.h"
 
 namespace spl::engine {
 namespace {
@@ -55,11 +56,11 @@ std::string_view NameOf(ChoiceReason reason) {
     case ChoiceReason::kNamed:
       return "named";
     case ChoiceReason::kNothingToCopy:
-      return "nothing_to_copy";
+      return methods::kNothingToCopy;
     case ChoiceReason::kLittleToGain:
-      return "little_to_gain";
+      return methods::kLittleToGain;
     case ChoiceReason::kSameContext:
-      return "same_context";
+      return methods::kSameContext;
     case ChoiceReason::kDefault:
       return "default";
     case ChoiceReason::kRecord:
@@ -69,7 +70,7 @@ std::string_view NameOf(ChoiceReason reason) {
     case ChoiceReason::kBelowQuality:
       return "below_quality";
     case ChoiceReason::kClearlyBad:
-      return "clearly_bad";
+      return methods::kClearlyBad;
     case ChoiceReason::kUnprovable:
       return "unprovable";
   }

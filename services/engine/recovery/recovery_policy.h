@@ -108,8 +108,9 @@ struct PrefillStage {
   bool keep_hidden = false;
   // Computes only K and V in the last layer. A later stage runs that layer for the rows that continue.
   bool keys_only_last = false;
-  // K and V of these layers (except the one of keys_only_last) are final when the last row has run: they may be sent.
-  bool kv_is_final = true;
+  // Later stages do not write K and V of positions before this one in these layers, except in that of keys_only_last: a
+  // page of them is final, and may be sent, when the stage has run its rows, or at once if it has none.
+  int32_t final_before = INT32_MAX;
   // Runs all rows, which have no gaps, in one pass of one layer, however many they are: what they attend to depends on
   // the queries of all of them. Keeps hidden states, except those of the last layer.
   bool whole = false;
@@ -212,6 +213,10 @@ class RecoveryPolicy {
 
   // By default the model's own visibility: everything before the row, or its sliding window.
   virtual LayerPlan PlanLayer(int32_t layer);
+
+  // All rows that any stage may compute: KV of other positions is final, in all layers, when the copies have been made.
+  // Asked after FirstStage. By default all behind the prefix.
+  virtual PositionRanges RowsOfAllStages(const ReuseLayout& layout) const { return {layout.active()}; }
 
   // REQUIRES: layout.num_prefix < layout.num_tokens. The last position is a row of the last stage.
   PrefillStage FirstStage(const ReuseLayout& layout);

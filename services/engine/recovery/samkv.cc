@@ -106,7 +106,7 @@ PrefillStage SamKvPolicy::FirstReuseStage(const ReuseLayout& layout) {
 }
 
 PrefillStage SamKvPolicy::Recovery(const ReuseLayout& layout, PrefillStage stage) {
-  stage.kv_is_final = false;
+  stage.final_before = 0;
   const bool last =
       stage.layers.end == config().num_layers && !stage.keys_only_last && stage.score.kind == ScoreKind::kNone;
   if (last && HasChoice(layout)) {

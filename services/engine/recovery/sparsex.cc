@@ -119,7 +119,7 @@ PrefillStage SparseXPolicy::Probes(const ReuseLayout& layout) const {
   const int32_t layer = std::max(0, dense_layers_ - 1);
   return {.rows = ProbeRows(layout),
           .layers = {layer, layer + 1},
-          .kv_is_final = false,
+          .final_before = 0,
           .score = Scores(layout, layer, 1, amount_)};
 }
 
@@ -152,6 +152,13 @@ PositionRanges SparseXPolicy::RowsWithoutScores(const ReuseLayout& layout) const
     rows.insert(rows.end(), more.begin(), more.end());
   rows.push_back({layout.num_tokens - 1, layout.num_tokens});
   return MergeRanges(std::move(rows));
+}
+
+PositionRanges SparseXPolicy::RowsOfAllStages(const ReuseLayout& layout) const {
+  const PositionRanges recovered = Recovered(layout);
+  const bool all = !recovered.empty() && dense_layers_ >= config().num_layers;
+  if (layout.reused.empty() || all) return {layout.active()};
+  return UnionOf(RowsWithoutScores(layout), recovered);  // probe rows are fresh text and the tail
 }
 
 EdgeRows SparseXPolicy::Edges(const ReuseLayout& layout) const {

@@ -34,6 +34,7 @@ class SparseXPolicy : public RecoveryPolicy {
   double SavedByCopy() const override;
   int32_t dense_layers_run() const override { return runs_dense_ ? dense_layers_ : 0; }
   EdgeRows Edges(const ReuseLayout& layout) const override;
+  PositionRanges RowsOfAllStages(const ReuseLayout& layout) const override;
   double PredictedRows(const ReuseLayout& layout) override;
   std::optional<PrefillStage> NextStage(const ReuseLayout& layout, std::span<const int32_t> selected) override;
 

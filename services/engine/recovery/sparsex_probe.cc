@@ -51,7 +51,7 @@ void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
 PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {
   if (!probes_ || Recovered(layout).empty()) return SparseXPolicy::FirstReuseStage(layout);
   probed_ = chooses_ = true;
-  return {.rows = ProbeRows(layout), .layers = {0, end_}, .kv_is_final = false, .score = ProbeScores(layout)};
+  return {.rows = ProbeRows(layout), .layers = {0, end_}, .final_before = 0, .score = ProbeScores(layout)};
 }
 
 std::optional<PrefillStage> SparseXProbePolicy::NextStage(const ReuseLayout& layout,

@@ -34,7 +34,7 @@ PrefillStage SplicePolicy::InFrontOfQuestion(const ReuseLayout& layout, PrefillS
   question_ = stage;
   question_->rows = IntersectionOf(stage.rows, {&question, 1});
   stage.rows = std::move(rows);
-  stage.kv_is_final = false;
+  stage.final_before = question.begin;
   return stage;
 }
 

@@ -70,6 +70,13 @@ int64_t IncomingPrefix::Take(int64_t from, int64_t rows) {
   return end;
 }
 
+// Forwards, chunks may land behind those that are taken, which then are landed ones.
+PositionRange IncomingPrefix::Landed() const {
+  std::lock_guard lock(mutex_);
+  if (order_ == Order::kForwards) return {};
+  return {landed_begin_ * kPage, landed_end_ * kPage};
+}
+
 PositionRange IncomingPrefix::Close() {
   std::lock_guard lock(mutex_);
   kv_.reset();

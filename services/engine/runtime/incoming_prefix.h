@@ -44,6 +44,8 @@ class IncomingPrefix {
   // --- the thread that computes ---
   // Takes positions [from, from + rows) to compute them, or as many of them as have not landed, and returns their end.
   int64_t Take(int64_t from, int64_t rows);
+  // The positions that have landed by now, in whole chunks, and will not be taken: their pages are final.
+  PositionRange Landed() const;
   // Returns the positions that have landed, in whole chunks. Nothing lands afterwards, and the pages are let go.
   // Idempotent.
   PositionRange Close();

@@ -85,13 +85,11 @@ absl::Status PrefillJob::StartRun(LocalKv& local, ParallelExecutor& executor) {
                   "{} tokens of the prompt have no KV here, this worker computes at most {}", stats.computed_tokens,
                   most);
   SPLICE_RETURN_IF_ERROR(begin_fault.Hit().status);
+  SPLICE_RETURN_IF_ERROR(AnnounceFinal(nullptr));
   SPLICE_RETURN_IF_ERROR(run->Begin(executor));
+  SPLICE_RETURN_IF_ERROR(AnnounceFinal(&executor));
   run_lookup_s = Seconds(Clock::now() - start);
   stats.lookup_s += run_lookup_s;
-  if (request.on_layer && cached() > 0) {
-    for (int32_t layer = 0; layer < kv->shape().num_layers; ++layer)
-      request.on_layer({kv, layer, 0, PagesFor(cached()), nullptr, nullptr});
-  }
   return absl::OkStatus();
 }
 
@@ -124,14 +122,17 @@ int32_t PrefillJob::MeetFetch(int32_t room) {
     return room;
   }
   const int64_t from = run->next_position(), end = fetch->prefix.Take(from, room);
-  if (end > from) return static_cast<int32_t>(end - from);
+  if (end > from) {
+    run->NoteWritten(fetch->prefix.Landed());
+    (void)AnnounceFinal(nullptr);  // OK: no fence is made
+    return static_cast<int32_t>(end - from);
+  }
   const PositionRange landed = fetch->Close();
   met = true;
-  const auto [first, last] = run->Skip(landed);
+  run->Skip(landed);
   stats.stored_tokens += landed.size();
   stats.cached_tokens += landed.size();
-  for (int32_t layer = 0; request.on_layer && layer < kv->shape().num_layers; ++layer)
-    request.on_layer({kv, layer, first, last - first, nullptr, nullptr});
+  (void)AnnounceFinal(nullptr);  // OK: no fence is made
   return room;
 }
 
@@ -153,15 +154,43 @@ void PrefillJob::EndFetch() {
 
 PrefillSlice PrefillJob::NextSlice(int32_t room) {
   const PrefillSlice slice = run->Next(room, request.on_layer != nullptr);
-  if (const auto layers = run->kept(); !slice.tokens.empty() && !layers.empty() && kept == nullptr)
-    kept = std::make_shared<KeptTokens>(
-        KeptTokens{static_cast<int32_t>(request.tokens.size()), {layers.begin(), layers.end()}});
+  if (!slice.tokens.empty()) NoteKept();
   return slice;
 }
 
-void PrefillJob::AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) const {
-  const auto [first, end] = run->final_pages();
-  if (request.on_layer && first < end) request.on_layer({kv, layer, first, end - first, fence, kept});
+// A policy that leaves tokens out knows them before the first of its pages is final, except those of the prefix.
+void PrefillJob::NoteKept() {
+  const std::span<const PositionRanges> layers = run->kept();
+  if (layers.empty() || kept != nullptr) return;
+  kept = std::make_shared<KeptTokens>(
+      KeptTokens{static_cast<int32_t>(request.tokens.size()), {layers.begin(), layers.end()}});
+}
+
+absl::Status PrefillJob::FinishPass(ParallelExecutor& executor) {
+  SPLICE_RETURN_IF_ERROR(run->Finish(executor));
+  return AnnounceFinal(&executor);
+}
+
+absl::Status PrefillJob::AnnounceFinal(ParallelExecutor* executor) {
+  if (!request.on_layer) return absl::OkStatus();
+  NoteKept();
+  std::shared_ptr<const kernels::Fence> fence;
+  for (int32_t layer = 0; layer < kv->shape().num_layers; ++layer) {
+    PageRanges pages = run->TakeFinalPages(layer, PromptRun::Final::kNow);
+    if (pages.empty()) continue;
+    if (executor != nullptr) {
+      SPLICE_ASSIGN_OR_RETURN(fence, executor->RecordFenceOfAll());
+      executor = nullptr;  // one for all layers
+    }
+    request.on_layer({kv, layer, std::move(pages), fence, kept, /*early=*/true});
+  }
+  return absl::OkStatus();
+}
+
+void PrefillJob::AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) {
+  if (!request.on_layer) return;
+  PageRanges pages = run->TakeFinalPages(layer, PromptRun::Final::kWithPass);
+  if (!pages.empty()) request.on_layer({kv, layer, std::move(pages), fence, kept});
 }
 
 void PrefillJob::EndRun() {
@@ -188,11 +217,9 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
   request.terms.choose |= methods::IsAuto(request.reuse.policy);
-  // As the router does it: a contract is with exact, which is decoded from everything.
-  const std::string best =
-      request.terms.quality > 0 ? std::string(methods::kSparseX) : DefaultReusePolicy(model.head_classes().get());
-  request.reuse.policy =
-      methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto, best);
+  const std::string best = DefaultReusePolicy(model.head_classes().get());
+  request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
+                                                methods::BestUnder(request.terms.quality, best));
   SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));
   auto job = std::make_shared<PrefillJob>();
   if (request.prompt_logprobs.has_value()) job->prompt_logprobs.resize(request.tokens.size() - 1);

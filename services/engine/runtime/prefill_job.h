@@ -79,24 +79,33 @@ struct PrefillJob {
 
   // Called when the prompt has its pages and everything that it waited for.
   void Begin();
-  // Finds and copies segments, and announces the cached pages. ResourceExhausted: the request does not allow to compute
-  // so many tokens.
+  // Finds and copies segments. Announces the cached pages before it copies, and then copies that are final.
+  // ResourceExhausted: the request does not allow to compute so many tokens.
   absl::Status StartRun(LocalKv& local, ParallelExecutor& executor);
   // Called when the prompt need not wait for the store any longer: takes what has come. The start of a prompt that
   // overlaps its fetch may go on arriving.
   void TakeFetched(Clock::time_point now);
   // Rows that the next slice may have, of `room`, so that it computes nothing that has arrived. If what was computed
-  // and what has arrived meet, skips the latter. For a prompt that overlaps() its fetch, whose run has started.
+  // and what has arrived meet, skips the latter. Announces pages that have arrived. For a prompt that overlaps() its
+  // fetch, whose run has started.
   int32_t MeetFetch(int32_t room);
   // Called once at the end: nothing arrives any more, and the statistics say what the store was used for.
   void EndFetch();
   // PromptRun::Next. `kept` is known from the first slice on, before any page is final.
   PrefillSlice NextSlice(int32_t room);
+  // Called when the pass that NextSlice described is complete. Announces pages that are final from now on.
+  absl::Status FinishPass(ParallelExecutor& executor);
   // Announces that K and V of `layer` are written, for all rows of the pass.
-  void AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence) const;
+  void AnnounceLayer(int32_t layer, const std::shared_ptr<const kernels::Fence>& fence);
   // Takes over the results of the run, which is done.
   void EndRun();
   PrefillOutcome TakeOutcome(bool ok);
+
+ private:
+  // Announces pages that are final before the next pass. With an executor they are so when it has done what it was
+  // given.
+  absl::Status AnnounceFinal(ParallelExecutor* executor);
+  void NoteKept();
 };
 
 // Checks the request and chooses its policy. `segments` identifies segments by their chunks' keys. `max_tokens`:

@@ -96,7 +96,7 @@ absl::Status PrefillPasses::Count(const Pass& pass, double& tokens, double& cost
     tokens += done;
     cost += meter_.cost().Of(pass.slices[i].positions, pass.layers.layers.begin, pass.layers.layers.end);
     meter_.SetQueued(job.queued, job.queued - std::min(job.queued, static_cast<int64_t>(done)));
-    SPLICE_RETURN_IF_ERROR(job.run->Finish(executor_));
+    SPLICE_RETURN_IF_ERROR(job.FinishPass(executor_));
   }
   if (options_.turns == nullptr) return absl::OkStatus();
   // The device has done the slice when another engine's turn comes.

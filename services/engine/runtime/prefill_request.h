@@ -18,6 +18,7 @@
 #include "services/engine/model/position_ranges.h"
 #include "services/engine/recovery/reuse_options.h"
 #include "services/engine/runtime/chunk_publisher.h"
+#include "services/engine/runtime/final_pages.h"
 #include "services/engine/runtime/prefill_stats.h"
 #include "services/engine/runtime/sampler.h"
 
@@ -25,15 +26,15 @@ namespace spl::engine {
 
 using CancelFlag = std::shared_ptr<std::atomic<bool>>;
 
-// Pages [first_page, first_page + num_pages) of every KV head of `layer` are final after `fence`, except pages without
-// a token of `kept`: the contents of those are undefined, and they must not be sent. `kv` keeps the pages alive.
+// `pages` of every KV head of `layer` are final after `fence`, except pages without a token of `kept`: the contents of
+// those are undefined, and they must not be sent. `kv` keeps the pages alive.
 struct LayerReady {
   std::shared_ptr<const SequenceKv> kv;
   int32_t layer = 0;
-  int32_t first_page = 0;
-  int32_t num_pages = 0;
+  PageRanges pages;                             // not empty
   std::shared_ptr<const kernels::Fence> fence;  // wait for it before reading the pages; null: they are written
   std::shared_ptr<const KeptTokens> kept;       // as PrefillOutcome::kept; null: everything
+  bool early = false;  // final before the prompt's next pass: what passes of any prompt write may be sent first
 };
 
 struct PrefillOutcome {
@@ -89,8 +90,9 @@ struct PrefillRequest {
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
   // Callbacks; they must not block. They run on the engine thread, or on a thread of its executor while the engine
-  // waits for it. on_layer runs for cached pages first, then for every slice and layer in order. on_done runs exactly
-  // once and last, also after an error.
+  // waits for it. on_layer runs once for each page of each layer, as soon as the page is final: for cached pages before
+  // anything is computed, for copies that will not be computed afresh as soon as that is known, for the rest with its
+  // slice. So pages of a layer may come in any order. on_done runs exactly once and last, also after an error.
   std::function<void(const LayerReady&)> on_layer;
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };

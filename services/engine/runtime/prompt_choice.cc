@@ -47,7 +47,9 @@ class Candidates {
     ReuseOptions options = job_.request.reuse;
     options.policy = policy;
     SPLICE_ASSIGN_OR_RETURN(const auto made, PolicyWith(options, model_));
-    Candidate candidate{.policy = options.policy, .record = MethodOf(options)};
+    ReuseOptions compared = options;
+    compared.full_kv = false;  // for decoding: the first token, which is compared, does not depend on it
+    Candidate candidate{.policy = options.policy, .record = MethodOf(compared)};
     const double rows = made->PredictedRows(layout_);
     candidate.work = WorkOf(rows, layout_, model_.config());
     // Options that say how much is recomputed hold for these copies, too.

@@ -27,7 +27,9 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
       num_layers_(kv.shape().num_layers),
       layout_(std::move(layout)),
       copied_(CountCopies(layout_)),
-      foreign_(ForeignCopies(layout_)) {
+      foreign_(ForeignCopies(layout_)),
+      untouched_(PagesWithout(PositionRanges{layout_.active()}, layout_.num_tokens)),
+      given_(num_layers_) {
   SPLICE_CHECK(hits_.size() == layout_.reused.size(), "a copy for each hit");
   exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();
   aligned_tokens_ = reused_tokens();
@@ -52,6 +54,7 @@ absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   const std::vector<AlignPlan> plans =
       MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
   SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plans));
+  untouched_ = PagesWithout(policy_.RowsOfAllStages(layout_), layout_.num_tokens);
   return Enter(executor, std::move(first));
 }
 
@@ -147,8 +150,7 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   stage_ = std::move(stage);
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;
-  final_ = {};
-  final_end_ = layout_.num_prefix / kernels::kPageTokens;
+  final_ = final_with_pass_ = FinalBehindRow(0);
   SPLICE_CHECK(!stage_.whole || (num_rows_ == stage_.rows.front().size() && !scores() && alone()),
                "a whole stage has rows without gaps, and nobody beside them");
   if (stage_.whole && line_reports_.empty()) line_reports_.resize(executor.model().num_ranks());
@@ -224,15 +226,34 @@ int32_t PromptRun::RowAt(int64_t index) const {
 }
 
 bool PromptRun::may_skip() const {
-  return !done_ && exact_ && layers() == PassLayers{{0, num_layers_}} && stage_.kv_is_final &&
+  return !done_ && exact_ && layers() == PassLayers{{0, num_layers_}} && stage_.final_before >= layout_.num_tokens &&
          stage_.rows.size() == 1 && stage_observers_.empty();
 }
 
-PromptRun::FinalPages PromptRun::Skip(const PositionRange& written) {
+void PromptRun::NoteWritten(const PositionRange& written) {
+  const PageRange pages{written.begin / kernels::kPageTokens, written.end / kernels::kPageTokens};
+  untouched_ = UnionOf(untouched_, {&pages, 1});
+}
+
+void PromptRun::Skip(const PositionRange& written) {
   SPLICE_CHECK(may_skip() && written.begin == next_position() && written.end < layout_.num_tokens, "rows are left");
+  NoteWritten(written);
   next_row_ += written.size();
-  final_end_ = written.end / kernels::kPageTokens;
-  return {written.begin / kernels::kPageTokens, final_end_};
+}
+
+PositionRanges PromptRun::RowsFrom(int64_t row) const {
+  const PositionRange rest{RowAt(row), layout_.num_tokens};
+  return IntersectionOf(stage_.rows, {&rest, 1});
+}
+
+PageRanges PromptRun::FinalBehindRow(int64_t row) const {
+  return PagesWithout(RowsFrom(row), layout_.num_tokens, stage_.final_before);
+}
+
+PageRanges PromptRun::TakeFinalPages(int32_t layer, Final when) {
+  const bool runs = layer >= stage_.layers.begin && layer < stage_.layers.end - (stage_.keys_only_last ? 1 : 0);
+  if (!runs) return given_.Give(layer, untouched_);
+  return given_.Give(layer, UnionOf(untouched_, when == Final::kNow ? final_ : final_with_pass_));
 }
 
 PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
@@ -254,25 +275,14 @@ PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
     }
   }
   pass_positions_.clear();
-  int64_t skip = next_row_;
-  for (const PositionRange& range : stage_.rows) {
-    if (static_cast<int64_t>(pass_positions_.size()) == count) break;
-    if (skip >= range.size()) {
-      skip -= range.size();
-      continue;
-    }
-    for (int32_t p = range.begin + static_cast<int32_t>(skip);
-         p < range.end && static_cast<int64_t>(pass_positions_.size()) < count; ++p)
+  for (const PositionRange& range : RowsFrom(next_row_)) {
+    for (int32_t p = range.begin; p < range.end && static_cast<int64_t>(pass_positions_.size()) < count; ++p)
       pass_positions_.push_back(p);
-    skip = 0;
   }
   pass_tokens_.clear();
   for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[position]);
   if (count == 0) return {};
-  const bool last = next_row_ + count == num_rows_;
-  final_ = {final_end_, final_end_};
-  if (stage_.kv_is_final)
-    final_.end = last ? PagesFor(layout_.num_tokens) : RowAt(next_row_ + count) / kernels::kPageTokens;
+  final_with_pass_ = FinalBehindRow(next_row_ + count);
   return {.tokens = pass_tokens_,
           .positions = pass_positions_,
           .kv = &kv_,
@@ -305,7 +315,7 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& execu
 
 absl::Status PromptRun::Finish(ParallelExecutor& executor) {
   next_row_ += static_cast<int64_t>(pass_positions_.size());
-  final_end_ = final_.end;
+  final_ = final_with_pass_;
   if (next_row_ < num_rows_) return absl::OkStatus();
   if (stage_.layers.end == num_layers_ && !stage_.keys_only_last && stage_.summary_of < 0) NoteRecomputed();
   if (!stage_.query_means.empty()) SPLICE_RETURN_IF_ERROR(GiveQueryMeans(executor));
@@ -367,8 +377,6 @@ LineReport PromptRun::lines() const {
   for (const LineReport& report : line_reports_) all.Add(report);
   return all;
 }
-
-double PromptRun::ffn_share() const { return sparse_ffns_.empty() ? 1 : sparse_ffns_[0]->share(); }
 
 double PromptRun::pass_work() const {
   return static_cast<double>(pass_positions_.size()) * (stage_.layers.end - stage_.layers.begin) / num_layers_;

@@ -14,6 +14,7 @@
 #include "services/engine/execution/observers/sparse_ffn.h"
 #include "services/engine/execution/parallel_executor.h"
 #include "services/engine/recovery/recovery_policy.h"
+#include "services/engine/runtime/final_pages.h"
 #include "services/engine/runtime/prefill_stats.h"
 
 namespace spl::engine {
@@ -41,16 +42,16 @@ class PromptRun {
   // prompts, or its policy asks for it.
   bool alone() const { return scores() || policy_.runs_alone(layout_); }
   // The next pass, of at most `room` rows; a whole span ignores `room`. Valid until Finish. Without tokens: `room` is
-  // too small for a useful slice. whole_pages: the slice ends on a page edge if its rows reach one, so that a page is
-  // sent once, when it is full.
+  // too small for a useful slice. whole_pages: the slice ends on a page edge if its rows reach one, so that the page
+  // can be sent behind it.
   PrefillSlice Next(int32_t room, bool whole_pages = true);
 
-  // Pages [first, end) of the pass's layers become final in the pass that Next described: they are not written again.
-  // If that pass does not run, the next call of Next describes it again, with the same pages.
-  struct FinalPages {
-    int32_t first = 0, end = 0;
-  };
-  FinalPages final_pages() const { return final_; }
+  // The pages of `layer` that are final: no pass writes them again. kNow: those that no pass must finish: the prefix,
+  // copies that are not computed afresh, rows of earlier passes. kWithPass: those of the pass that Next described, too,
+  // once it has written K and V of the layer. Gives out each page once for a layer. A policy that leaves tokens out
+  // (kept()) may have left a page without a kept token undefined.
+  enum class Final : uint8_t { kNow, kWithPass };
+  PageRanges TakeFinalPages(int32_t layer, Final when);
 
   // Called when the pass is complete. If this completes the stage, chooses the rows of the next one.
   absl::Status Finish(ParallelExecutor& executor);
@@ -59,9 +60,12 @@ class PromptRun {
   // layers, that nobody observes.
   bool may_skip() const;
   int64_t next_position() const { return RowAt(next_row_); }
-  // Skips positions whose KV was written by somebody else, exactly. Returns their pages, which are final. REQUIRES:
-  // may_skip; whole pages from next_position() on, and more positions behind them.
-  FinalPages Skip(const PositionRange& written);
+  // Pages of these positions were written by somebody else, and no pass will compute them: they are final. REQUIRES:
+  // may_skip; whole pages.
+  void NoteWritten(const PositionRange& written);
+  // Skips positions whose KV was written by somebody else, exactly: their pages are final. REQUIRES: may_skip; whole
+  // pages from next_position() on, and more positions behind them.
+  void Skip(const PositionRange& written);
 
   bool done() const { return done_; }
   // Remaining work, in rows through all layers: rows of this stage times their share of the layers, plus an estimate of
@@ -95,7 +99,7 @@ class PromptRun {
   // For a policy with head classes, when done: restored heads, ascending; share of the rows that ran through
   // feed-forward.
   std::vector<int32_t> restored_heads() const;
-  double ffn_share() const;
+  double ffn_share() const { return sparse_ffns_.empty() ? 1 : sparse_ffns_[0]->share(); }
   // For a policy that chooses lines: the report over all ranks. `heads` is 0 if no lines were chosen.
   LineReport lines() const;
 
@@ -106,6 +110,9 @@ class PromptRun {
   absl::Status Compact(ParallelExecutor& executor, const PositionRanges& only);
   absl::StatusOr<std::vector<int32_t>> Selected(ParallelExecutor& executor) const;
   int32_t RowAt(int64_t index) const;
+  PositionRanges RowsFrom(int64_t index) const;  // rows of the stage
+  // Pages that are final in the stage's layers when the stage's rows before this one have been computed.
+  PageRanges FinalBehindRow(int64_t row) const;
   // Makes the observers of the stage, for every rank.
   absl::Status MakeObservers(const ParallelExecutor& executor);
   std::unique_ptr<LayerObserver> MakeScoring(size_t rank) const;
@@ -149,8 +156,10 @@ class PromptRun {
 
   // State of the current pass.
   std::vector<int32_t> pass_tokens_, pass_positions_;
-  FinalPages final_;
-  int32_t final_end_ = 0;  // earlier pages were final before this pass
+  // Final pages in the stage's layers: before and behind the pass.
+  PageRanges final_, final_with_pass_;
+  PageRanges untouched_;  // final in every layer, whatever passes have run
+  GivenPages given_;
 };
 
 }  // namespace spl::engine

@@ -29,6 +29,7 @@
 #include "services/router/request/request.h"
 #include "services/router/request/served_model.h"
 #include "services/router/scaling/live_planner.h"
+#include "services/router/telemetry/quality_records.h"
 #include "services/router/telemetry/request_log.h"
 #include "services/router/telemetry/router_metrics.h"
 
@@ -109,6 +110,7 @@ class Dispatcher {
   Admission& admission() { return admission_; }
   PrefixIndex& prefix_index() { return prefix_index_; }
   RequestCosts& costs() { return costs_; }
+  QualityRecords& quality_records() { return quality_records_; }
   DecodeSessions& decode_sessions() { return decode_sessions_; }
   LivePlanner& planner() { return planner_; }
   RateLimits& limits() { return *limits_; }
@@ -158,6 +160,7 @@ class Dispatcher {
   PrefixIndex prefix_index_;
   PrefixIndex recent_index_;  // the same with guess_ttl
   RequestCosts costs_;
+  QualityRecords quality_records_;
   DecodeSessions decode_sessions_;
   ForeignLoad foreign_load_;
   const std::shared_ptr<RateLimits> limits_ = std::make_shared<RateLimits>();

@@ -67,7 +67,7 @@ void Generation::OnPrepared(absl::StatusOr<RequestPrompt> prompt) {
   if (!prompt.ok()) return Fail(prompt.status());
   prompt_ = *std::move(prompt);
   const std::shared_ptr<const FleetSnapshot> fleet = core_.fleet().snapshot();
-  ResolvePolicy(request_, prompt_, *fleet);
+  ResolvePolicy(request_, prompt_, *fleet, core_.quality_records());
   const absl::Status checked = CheckAndClamp(request_, prompt_, *fleet, core_.max_context(),
                                              static_cast<uint32_t>(core_.model().tokenizer().vocab_size()));
   if (!checked.ok()) return Fail(checked);
@@ -150,7 +150,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
   const std::vector<PredictedReuse> reuse = core_.PredictReuse(prompt_.keys, holders);
   const auto foreign = core_.foreign_load().Of(fleet);
   const auto leaving = core_.planner().leaving();
-  const RequestCost cost = core_.costs().Of(request_.reuse);
+  const RequestCost cost = core_.costs().Of({request_.reuse, request_.choose_method}, num_prompt_tokens());
   const auto held = core_.decode_sessions().Find(ConversationOf(request_, prompt_, core_.namespace_keys()));
   const uint32_t tokens = static_cast<uint32_t>(num_prompt_tokens() + answer_.tokens().size());
   // Workers whose calls keep failing are avoided as those that have failed this request are.
@@ -323,7 +323,14 @@ void Generation::OnPrefilled(const AttemptPtr& attempt, const absl::Status& stat
 
 // Records what really happened, for the placement of other requests.
 void Generation::Learn(const Attempt& attempt, const v1::Receipt& receipt) {
-  core_.costs().Observe(request_.reuse, receipt,
+  if (receipt.has_choice()) {
+    core_.quality_records().Observe(prompt_.namespace_key, {.caller = request_.caller.name,
+                                                            .name_space = request_.namespace_name,
+                                                            .worker = attempt.prefill.worker_id,
+                                                            .choice = receipt.choice(),
+                                                            .seen = Clock::now()});
+  }
+  core_.costs().Observe({request_.reuse, request_.choose_method}, receipt,
                         // Computing beside decode steps says nothing of what a token costs.
                         {.tokens_per_s = attempt.prefill.local.has_value() ? 0 : attempt.prefill.tokens_per_s,
                          .kv_bytes_per_token = attempt.decode.kv_bytes_per_token});

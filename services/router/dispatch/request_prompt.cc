@@ -1,6 +1,7 @@
 #include "services/router/dispatch/request_prompt.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <string>
 #include <utility>
@@ -81,17 +82,19 @@ absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const Se
   return prompt;
 }
 
-void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet) {
+void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet,
+                   const QualityRecords& records) {
   const std::string_view asked = methods::PolicyOf(request.reuse.policy(), request.reuse.quality());
   const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
-  const bool contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement > 0;
-  // A contract is with exact, which is decoded from everything: windows of heads would break it behind the first token.
-  const std::string_view best =
-      contract && !fleet.model.default_reuse.empty() ? methods::kSparseX : std::string_view(fleet.model.default_reuse);
+  const double contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement;
   request.choose_method = methods::IsAuto(asked);
-  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, best)));
+  request.reuse.set_policy(
+      std::string(methods::ResolvePolicy(asked, reuses, methods::BestUnder(contract, fleet.model.default_reuse))));
   const methods::Policy* const policy = methods::FindPolicy(request.reuse.policy());
-  if (contract && policy != nullptr && policy->head_classes != methods::HeadClasses::kNever)
+  // The worker will compute it exactly, and windows would leave out what exact decodes from.
+  const bool bad = request.choose_method &&
+                   records.IsClearlyBad(prompt.namespace_key, request.reuse.policy(), std::chrono::steady_clock::now());
+  if ((contract > 0 || bad) && policy != nullptr && policy->head_classes != methods::HeadClasses::kNever)
     request.reuse.mutable_heads()->set_full_kv(true);
   if (!methods::ReusesSegments(request.reuse.policy())) prompt.keys.segments.clear();
   // No cached KV is used, wherever it is.

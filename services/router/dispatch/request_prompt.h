@@ -12,6 +12,7 @@
 #include "services/router/fleet/snapshot.h"
 #include "services/router/request/request.h"
 #include "services/router/request/served_model.h"
+#include "services/router/telemetry/quality_records.h"
 
 namespace spl::router {
 
@@ -41,9 +42,10 @@ absl::StatusOr<RequestPrompt> PreparePrompt(GenerationRequest& request, const Se
 
 // Replaces the policy "auto" by the fleet's default if the prompt has text to reuse, and remembers that it did
 // (GenerationRequest::choose_method). It must be known before KV is reserved, because a method with head classes needs
-// fewer pages. With a contract (ReuseOptions.quality) the decode worker gets all KV. An exact prompt has no segment
-// keys.
-void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet);
+// fewer pages. The decode worker gets all KV with a contract (ReuseOptions.quality), and where `records` say that the
+// default answers badly in the prompt's namespace. An exact prompt has no segment keys.
+void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const FleetSnapshot& fleet,
+                   const QualityRecords& records);
 
 // Limits max_tokens and min_tokens to the room after the prompt. InvalidArgument: the prompt is empty or longer than
 // `context`, than a prefill worker or a decode worker holds, or a token id is not below the vocabulary's size.

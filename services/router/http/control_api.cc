@@ -291,6 +291,13 @@ OrderedJson ControlApi::Scale() const {
   return out;
 }
 
+OrderedJson ControlApi::Quality() const {
+  const SteadyTime now = std::chrono::steady_clock::now();
+  OrderedJson data = OrderedJson::array();
+  for (const QualityRecord& record : core_.quality_records().All()) data.push_back(QualityJson(record, now));
+  return {{"object", "list"}, {"data", std::move(data)}};
+}
+
 void ControlApi::Cancel(const ExchangePtr& exchange, const Caller& caller, const std::string& request_id) {
   const size_t cancelled = core_.Cancel(request_id, absl::CancelledError("an operator ended the request"));
   absl::Status result;

@@ -8,6 +8,7 @@
 //   GET  /control/v1/requests/{id}              one of them
 //   GET  /control/v1/history?seconds=N          samples of the last half hour, or of less; a column for each quantity
 //   GET  /control/v1/scale                      how many workers each pool should have, and why
+//   GET  /control/v1/quality                    what workers' records say of methods, by namespace
 //   POST /control/v1/requests/{id}/cancel
 //   POST /control/v1/workers/{id}/drain         {"draining": true|false}: nothing new is sent there, by no router
 //   GET  /ui, /ui/{file}                        a page that shows the above and asks for the key itself (ui_files.h)
@@ -55,6 +56,7 @@ class ControlApi {
   OrderedJson Workers() const;
   OrderedJson Requests() const;
   OrderedJson Scale() const;
+  OrderedJson Quality() const;
   void Cancel(const ExchangePtr& exchange, const Caller& caller, const std::string& request_id);
   void Drain(const ExchangePtr& exchange, const Caller& caller, const std::string& worker_id);
 
@@ -63,7 +65,8 @@ class ControlApi {
   const std::map<std::string_view, Read> reads_ = {{"status", &ControlApi::Status},
                                                    {"workers", &ControlApi::Workers},
                                                    {"requests", &ControlApi::Requests},
-                                                   {"scale", &ControlApi::Scale}};
+                                                   {"scale", &ControlApi::Scale},
+                                                   {"quality", &ControlApi::Quality}};
   Dispatcher& core_;
   const History& history_;
   const ApiKeys& keys_;

@@ -61,6 +61,21 @@ OrderedJson ClockJson(const std::optional<ClockOffset>& clock) {
   return {{"offset_seconds", clock->seconds}, {"bound_seconds", clock->bound_s}};
 }
 
+OrderedJson QualityJson(const QualityRecord& record, SteadyTime now) {
+  const v1::ChoiceReceipt& choice = record.choice;
+  const auto known = [](bool has, double value) { return has ? OrderedJson(value) : OrderedJson(nullptr); };
+  return {{"namespace", record.name_space},
+          {"caller", record.caller},
+          {"worker", record.worker},
+          {"method", choice.method()},
+          {"verdict", choice.why()},
+          {"quality", known(choice.has_quality(), choice.quality())},
+          {"agreement", known(choice.has_agreement(), choice.agreement())},
+          {"agreement_low", known(choice.has_agreement_low(), choice.agreement_low())},
+          {"comparisons", choice.comparisons()},
+          {"seconds_ago", std::chrono::duration<double>(now - record.seen).count()}};
+}
+
 OrderedJson HistoryJson(const History& history, std::chrono::milliseconds age) {
   const std::vector<HistorySample> samples = history.Samples(age);
   // From the monotonic clock: a system clock that was set meanwhile must not fold the time line.

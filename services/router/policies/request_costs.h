@@ -16,18 +16,28 @@ struct RequestCost {
   double fetch_bytes_per_s = 0;  // from the chunk store; 0: no fetch was seen yet
 };
 
+// The method of a request whose policy is resolved.
+struct AskedMethod {
+  const v1::ReuseOptions& reuse;
+  bool chooses = false;  // GenerationRequest::choose_method
+};
+
 // Smoothed (a receipt counts one eighth), per reuse policy; the store's rate is shared by all. Thread-safe.
+//
+// Where the prefill worker chooses the method, or holds it to a contract, costs are those of what it chose, which
+// depends on the length of the prompt: they are learned apart, for prompts of each power of two, and say nothing of the
+// method by its name. A prompt whose copies were left unused shows that they save nothing.
 class RequestCosts {
  public:
-  static constexpr size_t kMaxPolicies = 64;
+  static constexpr size_t kMaxPolicies = 256;
 
-  RequestCost Of(const v1::ReuseOptions& reuse) const;
+  RequestCost Of(const AskedMethod& asked, uint64_t prompt_tokens) const;
 
   struct Worker {
     double tokens_per_s = 0;          // speed of the prefill worker that served it; 0: unknown
     uint64_t kv_bytes_per_token = 0;  // 0: unknown
   };
-  void Observe(const v1::ReuseOptions& reuse, const v1::Receipt& receipt, const Worker& worker);
+  void Observe(const AskedMethod& asked, const v1::Receipt& receipt, const Worker& worker);
 
  private:
   mutable std::mutex mutex_;  // guards the two below

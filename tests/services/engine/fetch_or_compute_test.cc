@@ -110,22 +110,23 @@ TEST_F(FetchOrComputeTest, ComputingAndFetchingMeet) {
   EXPECT_EQ(store_->size(), 7u);
 }
 
-// Announced pages are those of a plain prefill, each once for every layer.
-TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedWhereTheTwoMeet) {
+// Announced pages are those of a plain prefill, each once for every layer, and those that have arrived first.
+TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedBeforeTheTwoMeet) {
   const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
   StartWithStored({&prompt, 1});
   store_->BlockGetsOf(KeyOf(prompt, 3));
   HoldPasses();
   std::mutex mutex;
   std::map<std::pair<int32_t, int32_t>, int> announced;  // (layer, page)
-  std::vector<int32_t> written;                          // first pages of announcements that no pass computed
+  std::vector<std::pair<int32_t, int32_t>> order;        // the same
   auto outcome = Submit(prompt, Greedy(6), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
                         [&](PrefillRequest& request) {
                           request.on_layer = [&](const LayerReady& ready) {
                             std::lock_guard lock(mutex);
-                            for (int32_t i = 0; i < ready.num_pages; ++i)
-                              ++announced[{ready.layer, ready.first_page + i}];
-                            if (ready.layer == 0 && ready.fence == nullptr) written.push_back(ready.first_page);
+                            for (const PageRange& pages : ready.pages) {
+                              for (int32_t page = pages.begin; page < pages.end; ++page)
+                                if (++announced[{ready.layer, page}] == 1) order.emplace_back(ready.layer, page);
+                            }
                           };
                         });
   ASSERT_TRUE(store_->WaitForBlockedGet());
@@ -134,7 +135,9 @@ TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedWhereTheTwoMeet) {
   EXPECT_EQ(outcome->stats.stored_tokens, 3 * 64);
   EXPECT_EQ(announced.size(), 8u * static_cast<size_t>(model_->config().num_layers));
   for (const auto& [page, count] : announced) EXPECT_EQ(count, 1) << page.first << " " << page.second;
-  EXPECT_THAT(written, testing::Contains(4));
+  const size_t num_arrived = 3u * static_cast<size_t>(model_->config().num_layers);
+  for (size_t i = 0; i < num_arrived; ++i)
+    EXPECT_TRUE(order[i].second >= 4 && order[i].second < 7) << "page " << order[i].second << " is number " << i;
   store_->BlockGetsOf(std::nullopt);
 }
 

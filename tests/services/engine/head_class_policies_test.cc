@@ -263,13 +263,13 @@ TEST_P(HeadClassPoliciesTest, TheQuestionOfSpliceSeesByClass) {
   const auto front = policy->NextStage(layout, Tokens{100, 101});
   ASSERT_TRUE(front.has_value());
   EXPECT_EQ(front->rows, (PositionRanges{{0, 66}, {100, 102}, {334, 350}}));
-  EXPECT_FALSE(front->kv_is_final) << "the question's pages are not computed yet";
+  EXPECT_EQ(front->final_before, 350) << "the question's pages are not computed yet";
   EXPECT_EQ(sees(*policy), (std::pair(0, 0)));
   const auto question = policy->NextStage(layout, {});
   ASSERT_TRUE(question.has_value());
   EXPECT_EQ(question->rows, (PositionRanges{{350, 400}}));
   EXPECT_EQ(question->layers, (LayerRange{0, kLayers}));
-  EXPECT_TRUE(question->kv_is_final);
+  EXPECT_EQ(question->final_before, INT32_MAX);
   EXPECT_EQ(sees(*policy), (std::pair(kWindows, 0)));
   EXPECT_FALSE(policy->NextStage(layout, {}).has_value());
   EXPECT_EQ(policy->probe_layers(), kLayers);

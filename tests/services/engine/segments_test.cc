@@ -272,7 +272,7 @@ TEST(SparseXPolicyTest, RowsAreFreshTextTheSelectedAndTheEdges) {
   EXPECT_EQ(probes.rows, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
   EXPECT_EQ(probes.score.probes, probes.rows);
   EXPECT_EQ(probes.layers, (LayerRange{1, 2}));
-  EXPECT_FALSE(probes.kv_is_final);
+  EXPECT_EQ(probes.final_before, 0);
   EXPECT_EQ(probes.score.k, 256) << "a segment is isolated";
   EXPECT_EQ(probes.score.pool_radius, 4);
   const Tokens selected = {205, 206, 500};
@@ -294,7 +294,7 @@ TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
   const PrefillStage probe = policy.FirstStage(layout);
   EXPECT_EQ(probe.rows, (PositionRanges{{64, 100}, {600, 650}, {936, 1000}}));  // the tail probes, too
   EXPECT_EQ(probe.layers, (LayerRange{0, 3}));
-  EXPECT_FALSE(probe.keep_hidden || probe.keys_only_last || probe.kv_is_final);
+  EXPECT_FALSE(probe.keep_hidden || probe.keys_only_last || probe.final_before > 0);
   EXPECT_EQ(probe.score.kind, ScoreKind::kColumnMass);
   EXPECT_EQ(probe.score.layer, 1);
   EXPECT_TRUE(probe.score.all_layers);
@@ -306,7 +306,7 @@ TEST(SparseXPolicyTest, AProbeComputesFreshTextAloneBeforeItChooses) {
   ASSERT_TRUE(chosen.has_value());
   EXPECT_EQ(chosen->rows, (PositionRanges{{64, 116}, {205, 207}, {400, 402}, {500, 501}, {584, 666}, {936, 1000}}));
   EXPECT_EQ(chosen->layers, (LayerRange{0, 4}));
-  EXPECT_TRUE(chosen->kv_is_final);
+  EXPECT_EQ(chosen->final_before, INT32_MAX);
   EXPECT_FALSE(policy.NextStage(layout, {}).has_value());
   EXPECT_EQ(policy.probe_layers(), 3);
 

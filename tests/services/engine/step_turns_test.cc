@@ -307,8 +307,9 @@ TEST_F(SharedDeviceTest, APromptThatCannotBeginCostsTheOthersOfItsStepNoPages) {
   const std::vector<int32_t> prompt = RandomPrompt(random, 100);
   auto kept = Submit(prompt, Greedy(2), never, SteadyTime::max(), [&](PrefillRequest& request) {
     request.on_layer = [&](const LayerReady& ready) {
-      EXPECT_EQ(ready.first_page, announced[static_cast<size_t>(ready.layer)]);
-      announced[static_cast<size_t>(ready.layer)] = ready.first_page + ready.num_pages;
+      EXPECT_EQ(ready.pages.size(), 1u);
+      EXPECT_EQ(ready.pages.front().begin, announced[static_cast<size_t>(ready.layer)]);
+      announced[static_cast<size_t>(ready.layer)] = ready.pages.back().end;
     };
   });
   auto failed = Submit(RandomPrompt(random, 200), Greedy(2));

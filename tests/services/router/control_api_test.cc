@@ -115,6 +115,73 @@ TEST(TraceUiUrlTest, MustBeALinkWithAPlaceForTheId) {
   }
 }
 
+// Workers whose method has head classes, and prompts with a segment that name no method.
+class QualityTest : public ::testing::Test {
+ protected:
+  QualityTest() : cluster_(0, 1) {
+    cluster_.prefill.push_back(std::make_unique<testing::FakePrefill>(
+        cluster_.fabric, testing::FakePrefill::Options{.default_reuse = "splice"}));
+    cluster_.StartRouter();
+  }
+
+  // Asks in a namespace, and says what KV was reserved for.
+  v1::ReuseOptions Ask(const std::string& name_space) {
+    json body = {{"prompt", std::vector<int>(100, 7)}, {"max_tokens", 2}};
+    body["splice"] = {{"namespace", name_space}, {"segments", {{{"begin", 0}, {"end", 80}}}}};
+    const TestResponse answer = Call(cluster_.http(), "POST", kCompletions, body.dump());
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return cluster_.decode[0]->last_reserve().reuse();
+  }
+  void Judge(const std::string& verdict) {
+    v1::ChoiceReceipt choice;
+    choice.set_why(verdict);
+    choice.set_method("splice");
+    choice.set_agreement(0.75);
+    choice.set_agreement_low(0.5);
+    choice.set_comparisons(64);
+    cluster_.prefill[0]->SetChoice(choice);
+  }
+
+  FakeCluster cluster_;
+};
+
+TEST_F(QualityTest, AMethodThatIsClearlyBadIsDecodedFromAllKv) {
+  EXPECT_EQ(Ask("docs").policy(), "splice");
+  Judge("clearly_bad");
+  EXPECT_FALSE(Ask("docs").heads().full_kv()) << "the verdict comes with the receipt, when KV has been reserved";
+  EXPECT_TRUE(Ask("docs").heads().full_kv());
+  EXPECT_EQ(Ask("docs").policy(), "splice") << "the worker decides, and may take it back";
+  EXPECT_FALSE(Ask("mail").heads().full_kv()) << "another namespace";
+  Judge("default");
+  EXPECT_TRUE(Ask("docs").heads().full_kv());
+  EXPECT_FALSE(Ask("docs").heads().full_kv()) << "its record is better now";
+}
+
+TEST_F(QualityTest, OperatorsSeeTheRecords) {
+  const auto records = [&] {
+    const TestResponse answer = Call(cluster_.http(), "GET", "/control/v1/quality");
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return json::parse(answer.body)["data"];
+  };
+  Ask("docs");
+  EXPECT_TRUE(records().empty()) << "no receipt told of any";
+  Judge("clearly_bad");
+  Ask("docs");
+  Ask("mail");
+  const json seen = records();
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0]["namespace"], "mail") << "the last one first";
+  EXPECT_EQ(seen[1]["namespace"], "docs");
+  EXPECT_EQ(seen[1]["method"], "splice");
+  EXPECT_EQ(seen[1]["worker"], "p0");
+  EXPECT_EQ(seen[1]["verdict"], "clearly_bad");
+  EXPECT_EQ(seen[1]["agreement"], 0.75);
+  EXPECT_EQ(seen[1]["agreement_low"], 0.5);
+  EXPECT_EQ(seen[1]["comparisons"], 64);
+  EXPECT_TRUE(seen[1]["quality"].is_null());
+  EXPECT_GE(seen[1]["seconds_ago"], seen[0]["seconds_ago"]);
+}
+
 // A request says what was asked and, once its first token is there, what ran.
 TEST_F(ControlApiTest, ShowsWhatRan) {
   cluster_.StartRouter();

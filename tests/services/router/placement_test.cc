@@ -164,8 +164,8 @@ TEST(RequestCostsTest, HeldTokensAreNoSavingOfThePolicy) {
   receipt.set_computed_tokens(1000);
   receipt.set_held_tokens(2944);
   receipt.set_bytes_moved(uint64_t{4000 - 2944} * 100'000);
-  for (int i = 0; i < 100; ++i) costs.Observe(reuse, receipt, {.tokens_per_s = 0, .kv_bytes_per_token = 100'000});
-  EXPECT_NEAR(costs.Of(reuse).wire_share, 1, 1e-6);
+  for (int i = 0; i < 100; ++i) costs.Observe({reuse}, receipt, {.tokens_per_s = 0, .kv_bytes_per_token = 100'000});
+  EXPECT_NEAR(costs.Of({reuse}, 4000).wire_share, 1, 1e-6);
 }
 
 // What a hit saves is worth less, the longer the holder's queue is, but never nothing and never less than without a
@@ -585,7 +585,7 @@ TEST(RequestCostsTest, LearnFromReceipts) {
   RequestCosts costs;
   v1::ReuseOptions redknot;
   redknot.set_policy("redknot");
-  EXPECT_EQ(costs.Of(redknot).wire_share, 1);
+  EXPECT_EQ(costs.Of({redknot}, 4000).wire_share, 1);
   for (int i = 0; i < 60; ++i) {
     v1::Receipt receipt;
     receipt.set_cached_tokens(1000);
@@ -595,12 +595,59 @@ TEST(RequestCostsTest, LearnFromReceipts) {
     receipt.set_bytes_fetched(8 << 20);
     receipt.set_fetch_seconds(0.004);
     receipt.set_prefill_seconds(0.16);  // of 1,600 tokens: 600 for the 2,000 aligned ones
-    costs.Observe(redknot, receipt, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+    costs.Observe({redknot}, receipt, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
   }
-  EXPECT_NEAR(costs.Of(redknot).wire_share, 0.2, 0.01);
-  EXPECT_NEAR(costs.Of(redknot).aligned_cost, 0.3, 0.01);
-  EXPECT_NEAR(costs.Of({}).fetch_bytes_per_s, (8 << 20) / 0.004, 1);
-  EXPECT_EQ(costs.Of({}).wire_share, 1) << "another policy";
+  EXPECT_NEAR(costs.Of({redknot}, 40).wire_share, 0.2, 0.01);
+  EXPECT_NEAR(costs.Of({redknot}, 40'000).aligned_cost, 0.3, 0.01);
+  EXPECT_NEAR(costs.Of({v1::ReuseOptions()}, 4000).fetch_bytes_per_s, (8 << 20) / 0.004, 1);
+  EXPECT_EQ(costs.Of({v1::ReuseOptions()}, 4000).wire_share, 1) << "another policy";
+}
+
+// Short prompts are computed exactly, whatever could be copied; long ones are nearly free. Neither says anything of the
+// method by its name.
+TEST(RequestCostsTest, AutoCostsWhatItChoosesForPromptsOfThisLength) {
+  RequestCosts costs;
+  v1::ReuseOptions reuse;
+  reuse.set_policy("sparsex");  // what the router resolves auto to
+  const RequestCost by_name = costs.Of({reuse}, 700);
+  for (int i = 0; i < 60; ++i) {
+    v1::Receipt left;
+    left.set_reuse_policy("exact");
+    left.set_computed_tokens(700);
+    left.set_prefill_seconds(0.07);
+    left.mutable_choice()->set_why("little_to_gain");
+    costs.Observe({reuse, true}, left, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+    v1::Receipt used;
+    used.set_reuse_policy("sparsex");
+    used.set_aligned_tokens(8000);
+    used.set_computed_tokens(500);
+    used.set_prefill_seconds(0.09);  // of 900 tokens: 400 for the 8,000 aligned ones
+    used.mutable_choice()->set_why("default");
+    costs.Observe({reuse, true}, used, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+  }
+  EXPECT_NEAR(costs.Of({reuse, true}, 600).aligned_cost, 1, 0.01);
+  EXPECT_NEAR(costs.Of({reuse, true}, 9000).aligned_cost, 0.05, 0.01);
+  EXPECT_EQ(costs.Of({reuse}, 600).aligned_cost, by_name.aligned_cost);
+  EXPECT_EQ(costs.Of({reuse}, 9000).aligned_cost, by_name.aligned_cost);
+}
+
+// A contract may leave the copies of a method that the request names.
+TEST(RequestCostsTest, AContractCostsWhatItRuns) {
+  RequestCosts costs;
+  v1::ReuseOptions reuse;
+  reuse.set_policy("sparsex");
+  reuse.set_quality("0.99");
+  v1::Receipt left;
+  left.set_reuse_policy("exact");
+  left.set_computed_tokens(6000);
+  left.mutable_choice()->set_why("no_record");
+  for (int i = 0; i < 60; ++i) costs.Observe({reuse}, left, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+  EXPECT_NEAR(costs.Of({reuse}, 6000).aligned_cost, 1, 0.01);
+  left.mutable_choice()->set_why("nothing_to_copy");
+  v1::ReuseOptions other = reuse;
+  other.set_quality("0.9");
+  for (int i = 0; i < 60; ++i) costs.Observe({other}, left, {.tokens_per_s = 10'000, .kv_bytes_per_token = 1000});
+  EXPECT_EQ(costs.Of({other}, 6000).aligned_cost, RequestCost().aligned_cost) << "there was nothing to copy";
 }
 
 }  // namespace

@@ -238,6 +238,9 @@ TEST(Methods, AutoAndStrictAreResolvedInOnePlace) {
   EXPECT_EQ(methods::ResolvePolicy("auto", false, "splice"), "exact");
   EXPECT_EQ(methods::ResolvePolicy("naive", true, "splice"), "naive");
   EXPECT_EQ(methods::ResolvePolicy("auto", true, ""), "") << "the model is not known: a worker resolves it";
+  EXPECT_EQ(methods::BestUnder(0, "splice"), "splice");
+  EXPECT_EQ(methods::BestUnder(0.99, "splice"), "sparsex") << "a contract is with exact, which sees everything";
+  EXPECT_EQ(methods::BestUnder(0.99, ""), "") << "the model is not known";
   EXPECT_EQ(methods::ResolveSelector("auto", true), "head_classes");
   EXPECT_EQ(methods::ResolveSelector("", false), "dense");
   EXPECT_EQ(methods::ResolveSelector("quest", true), "quest");

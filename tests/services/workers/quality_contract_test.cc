@@ -108,6 +108,25 @@ TEST_F(QualityContractTest, AutoByWhatThereIsToCopy) {
   EXPECT_EQ(why(same, {{{30, 830}, kDocs}}), "splice same_context");
 }
 
+// A router asks for the whole KV where the record is bad: decoding changes, the first token does not.
+TEST_F(QualityContractTest, TheWholeKvForDecodingIsNoOtherMethod) {
+  std::mt19937 random = SeededRandom("whole KV");
+  StartSampler({0, 0});
+  const Documents documents = Publish(random, 3, 900);
+  std::vector<std::string> records;
+  for (const bool full_kv : {false, true}) {
+    const auto outcome = Watched(documents.prompt, [&](PrefillRequest& request) {
+      request.segments = documents.spans;
+      request.reuse.full_kv = full_kv;
+      request.publish = false;
+    });
+    EXPECT_EQ(outcome->stats.policy, "splice");
+    records.push_back(outcome->stats.choice.record);
+  }
+  EXPECT_FALSE(records[0].empty());
+  EXPECT_EQ(records[0], records[1]);
+}
+
 TEST_F(QualityContractTest, RowsAreCountedByReason) {
   std::mt19937 random = SeededRandom("reasons");
   StartSampler({0, 0});

@@ -218,5 +218,19 @@ TEST_F(ProgressLineTest, ElsewhereALineEveryTenSeconds) {
   EXPECT_EQ(Written(), "at work, 40 s left\nat work, 30 s left\n");
 }
 
+TEST(QualityLinesTest, ShowRecordsWithTheirVerdicts) {
+  const auto lines = QualityLines(json::parse(R"({"data": [
+      {"namespace": "docs", "caller": "ann", "worker": "p0", "method": "splice", "verdict": "clearly_bad",
+       "quality": null, "agreement": 0.75, "agreement_low": 0.5, "comparisons": 64.2, "seconds_ago": 90},
+      {"namespace": "", "caller": "", "worker": "p1", "method": "sparsex\u001b[2J", "verdict": "no_record",
+       "quality": 0.99, "agreement": null, "agreement_low": null, "comparisons": 0, "seconds_ago": 0.25}]})"));
+  ASSERT_EQ(lines.size(), 3u);
+  for (const char* word : {"docs", "ann", "splice", "p0", "0.7500", "0.5000", "64", "clearly_bad", "90.0 s ago"})
+    EXPECT_THAT(lines[1], HasSubstr(word));
+  for (const char* word : {"p1", "0.9900", "no_record", "250 ms ago", " - "}) EXPECT_THAT(lines[2], HasSubstr(word));
+  EXPECT_THAT(lines[2], Not(HasSubstr("\x1b"))) << "names come from callers";
+  EXPECT_THAT(QualityLines(json::parse(R"({"data": []})")), ElementsAre(HasSubstr("no records yet")));
+}
+
 }  // namespace
 }  // namespace spl::cli

@@ -140,7 +140,7 @@ PrefillStage SamKvPaperPolicy::NextUnknown(const ReuseLayout& layout) {
   return {.rows = {local},
           .layers = {0, config().num_layers},
           .keys_only_last = middle.size() == 0,  // the last layer's attention counts, too
-          .kv_is_final = false,
+          .final_before = 0,
           .query_means = {local},
           .attention_to = {middle},
           .summary_of = static_cast<int32_t>(unknown_)};
@@ -154,7 +154,7 @@ PrefillStage SamKvPaperPolicy::Composite(const ReuseLayout& layout) {
     See(layout, {&all, 1});
     return {.rows = UnionOf(layout.fresh(), {&question, 1}),
             .layers = {0, config().num_layers},
-            .kv_is_final = false,
+            .final_before = 0,
             .score = QuestionScores(layout, 0)};
   }
   const PositionRanges visible = UnionOf(AlwaysSeen(layout), FixedTiles(layout));
@@ -162,7 +162,7 @@ PrefillStage SamKvPaperPolicy::Composite(const ReuseLayout& layout) {
   return {.rows = UnionOf(layout.fresh(), {&question, 1}),
           .layers = {0, config().num_layers},
           .keys_only_last = true,
-          .kv_is_final = false,
+          .final_before = 0,
           .query_means = {question}};
 }
 
@@ -207,7 +207,7 @@ PrefillStage SamKvPaperPolicy::BehindChoice(const ReuseLayout& layout, const Pos
   See(layout, {&seen, 1});
   if (recompute_ == Recompute::kSparseX && sparsex_.DenseLayersOf(layout) < config().num_layers) return Dense(layout);
   at_ = At::kRecompute;
-  PrefillStage stage{.rows = rows, .layers = {0, config().num_layers}, .kv_is_final = false};
+  PrefillStage stage{.rows = rows, .layers = {0, config().num_layers}, .final_before = 0};
   if (options_.fusion) stage.fuse = IntersectionOf(rows, MergeRanges(layout.reused));
   return stage;
 }
@@ -221,7 +221,7 @@ PrefillStage SamKvPaperPolicy::Dense(const ReuseLayout& layout) {
   const PositionRanges kept = KeptBeforeQuestion(layout);
   const int32_t dense = sparsex_.DenseLayersOf(layout);
   PrefillStage stage{
-      .rows = dense == 0 ? probes : UnionOf(kept, probes), .layers = {0, std::max(1, dense)}, .kv_is_final = false};
+      .rows = dense == 0 ? probes : UnionOf(kept, probes), .layers = {0, std::max(1, dense)}, .final_before = 0};
   stage.score = {.kind = ScoreKind::kColumnMass,
                  .layer = stage.layers.end - 1,
                  .candidates = IntersectionOf(kept, MergeRanges(layout.reused)),
@@ -237,7 +237,7 @@ PrefillStage SamKvPaperPolicy::ChosenRows(const ReuseLayout& layout, std::span<c
       IntersectionOf(UnionOf(sparsex_.RowsWithoutScores(layout), RangesOf(selected)), KeptBeforeQuestion(layout));
   at_ = At::kRecompute;
   if (rows.empty()) return Question(layout);
-  return {.rows = std::move(rows), .layers = {0, config().num_layers}, .kv_is_final = false};
+  return {.rows = std::move(rows), .layers = {0, config().num_layers}, .final_before = 0};
 }
 
 PrefillStage SamKvPaperPolicy::Question(const ReuseLayout& layout) {
