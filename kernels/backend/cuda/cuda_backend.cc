@@ -1,5 +1,6 @@
 #include "kernels/backend/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -126,7 +127,10 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
                                                  w.scale_group, ": columns are multiples of 16, scales for ", kFp8Group,
                                                  " or all (0), and activations are bf16"));
   }
-  auto scales = Uploaded(w.scales, static_cast<size_t>(w.out_features * w.num_scale_groups()) * sizeof(float));
+  // Room for whole tiles: a kernel of cuBLASLt may read the scales of features past the last.
+  constexpr int64_t kTile = 256;
+  const auto bytes = static_cast<size_t>(w.out_features * w.num_scale_groups()) * sizeof(float);
+  auto scales = Uploaded(w.scales, bytes, bytes + kTile * sizeof(float));
   if (!scales.ok()) return scales.status();
   const cudaError_t e = ArrangeFp8Codes(codes->data(), w.out_features * w.in_features, nullptr);
   if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeFp8Codes"); !s.ok()) {
@@ -179,8 +183,8 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptInt4(std::unique
   return std::make_unique<DeviceInt4Weight>(std::move(parts), w);
 }
 
-absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Uploaded(const void* data, size_t bytes) const {
-  auto memory = Allocate(bytes);
+absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Uploaded(const void* data, size_t bytes, size_t room) const {
+  auto memory = Allocate(std::max(bytes, room));
   if (!memory.ok()) return memory.status();
   if (absl::Status s = Copy(CopyKind::kUpload, (*memory)->data(), data, bytes); !s.ok()) return s;
   return memory;

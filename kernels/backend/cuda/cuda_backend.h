@@ -71,8 +71,8 @@ class CudaBackend final : public Backend {
                                                           const WeightView& weight) const;
   absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptExpertCodes(std::unique_ptr<Buffer> codes,
                                                                   const GroupedWeightView& weight) const;
-  // Device memory with `bytes` from the host.
-  absl::StatusOr<std::unique_ptr<Buffer>> Uploaded(const void* data, size_t bytes) const;
+  // Device memory with `bytes` from the host, and of `room` bytes if that is more.
+  absl::StatusOr<std::unique_ptr<Buffer>> Uploaded(const void* data, size_t bytes, size_t room = 0) const;
   // Lets this GPU write memory of another GPU of the process.
   absl::Status EnablePeer(const char (&gpu)[16]) const;
 
