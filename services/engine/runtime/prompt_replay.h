@@ -20,8 +20,8 @@ namespace spl::engine {
 // The positions of a prompt that a selector keeps.
 struct PromptKept {
   KeptPositions positions;
-  // Attention that each of them received, if the selector accumulates (PromptSelector::accumulates); else empty. Streams
-  // that do not choose have none.
+  // Attention that each of them received, if the selector accumulates (PromptSelector::accumulates); else empty.
+  // Streams that do not choose have none.
   std::vector<std::vector<float>> attention;
 };
 

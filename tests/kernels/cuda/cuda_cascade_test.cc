@@ -80,8 +80,9 @@ void RunCase(const Backend& cuda, const SelectingShape& shape, const std::vector
       return batch.outer().selects ? cuda.SelectTokens(device.ctx(), inner) : absl::OkStatus();
     }));
     const std::vector<std::vector<int32_t>> chosen = lists();
+    const std::vector<std::byte> pool = device.Pool();
     for (size_t stream = 0; stream < b.num_streams(); ++stream) {
-      ASSERT_TRUE(batch.Agrees(stream, KeptOnDevice(batch, device.Pool(), stream), chosen[stream]))
+      ASSERT_TRUE(batch.Agrees(stream, KeptOnDevice(batch, pool, stream), chosen[stream]))
           << "seed " << seed << ", step " << step;
     }
   }
