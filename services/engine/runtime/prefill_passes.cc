@@ -100,7 +100,7 @@ absl::Status PrefillPasses::Count(const Pass& pass, double& tokens, double& cost
   }
   if (options_.turns == nullptr) return absl::OkStatus();
   // The device has done the slice when another engine's turn comes.
-  const std::shared_ptr<const kernels::Fence> fence = executor_.RecordFence();
+  SPLICE_ASSIGN_OR_RETURN(const std::shared_ptr<const kernels::Fence> fence, executor_.RecordFenceOfAll());
   return fence == nullptr ? absl::OkStatus() : fence->Wait();
 }
 
