@@ -720,6 +720,7 @@ TEST_F(PromptSelectorTest, HeavyHittersAreThoseOfAllStepsSoFar) {
     return reinterpret_cast<const int32_t*>(pool.view().k(page))[i];
   };
   std::set<int32_t> left;
+  double worst = 0;
   for (int32_t j = kPrompt; j < kLength; ++j) {
     const DecodeRow row{text[static_cast<size_t>(j)], &kv, selector.get(), compact.get()};
     ASSERT_TRUE(executor->Decode({&row, 1}).ok());
@@ -739,9 +740,11 @@ TEST_F(PromptSelectorTest, HeavyHittersAreThoseOfAllStepsSoFar) {
             apart += std::abs(paid - want[static_cast<size_t>(i)]);
             if (i >= kPrompt) generated += paid;
           }
-          // bf16 makes rows of a prompt and of steps a little different. Without what the steps paid it would be a
-          // quarter.
-          EXPECT_LT(apart, 0.03 * all) << "layer " << layer << ", head " << h;
+          // bf16 makes rows of a prompt and of steps a little different, codes of K and V up to a tenth (46 seeds).
+          // Without what the steps paid it would be a quarter.
+          const double most = model_->kv_dtype() == kernels::DType::kE4M3 ? 0.15 : 0.03;
+          EXPECT_LT(apart, most * all) << "layer " << layer << ", head " << h;
+          worst = std::max(worst, apart / all);
           EXPECT_GT(generated, 0) << "layer " << layer << ", head " << h;
         }
         std::set<int32_t> now;
@@ -752,6 +755,7 @@ TEST_F(PromptSelectorTest, HeavyHittersAreThoseOfAllStepsSoFar) {
       }
     }
   }
+  RecordProperty("apart", std::to_string(worst));
   EXPECT_GE(left.size(), size_t{kLength - kBudget}) << "in each head one has left with each step behind the budget";
   EXPECT_LT(*left.rbegin(), kLength - kBudget / 2) << "but none of the last ones";
 }
