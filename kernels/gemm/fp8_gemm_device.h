@@ -21,17 +21,23 @@ struct Fp8GemmParams {
   bool y_is_f32;
 };
 
-// True if the arguments meet fp8_gemm_cuda.h. small_groups: scale groups are any multiple of 32 columns.
-inline bool ServedFp8(const Fp8GemmArgs& a, bool small_groups = false) {
+// Args: Fp8GemmArgs or Int4GemmArgs. True if the arguments meet what both ask for: all but their columns and groups.
+template <typename Args>
+bool ServedCodes(const Args& a) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return a.num_rows > 0 && a.in_features % 16 == 0 && a.in_features > 0 && a.out_features > 0 &&
-         a.in_features <= (1 << 30) && a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && aligned(a.x) &&
-         aligned(a.codes) &&
-         (a.scale_group == 0 || a.scale_group == kFp8Group || (small_groups && a.scale_group % kScaleGroupStep == 0)) &&
+  return a.num_rows > 0 && a.in_features > 0 && a.out_features > 0 && a.in_features <= (1 << 30) &&
+         a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && aligned(a.x) && aligned(a.codes) &&
          (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
 }
+// True if the arguments meet fp8_gemm_cuda.h. small_groups: scale groups are any multiple of 32 columns.
+inline bool ServedFp8(const Fp8GemmArgs& a, bool small_groups = false) {
+  return ServedCodes(a) && a.in_features % 16 == 0 &&
+         (a.scale_group == 0 || a.scale_group == kFp8Group || (small_groups && a.scale_group % kScaleGroupStep == 0));
+}
 
-inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
+// With a contiguous y.
+template <typename Args>
+Fp8GemmParams ToCodesParams(const Args& a) {
   return {.x = static_cast<const __nv_bfloat16*>(a.x),
           .w = a.codes,
           .scales = a.scales,
@@ -39,10 +45,15 @@ inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
           .y = a.y,
           .out = a.out_features,
           .in = a.in_features,
-          .y_stride = a.y_stride == 0 ? a.out_features : a.y_stride,
+          .y_stride = a.out_features,
           .num_rows = static_cast<int>(a.num_rows),
           .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + a.scale_group - 1) / a.scale_group),
           .y_is_f32 = a.y_dtype == DType::kF32};
+}
+inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
+  Fp8GemmParams p = ToCodesParams(a);
+  if (a.y_stride != 0) p.y_stride = a.y_stride;
+  return p;
 }
 
 // Word q of 16 codes in the order of ArrangeFp8Codes. first: columns 2 q and 2 q + 1 in its lower two bytes; second:

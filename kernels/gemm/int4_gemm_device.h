@@ -13,26 +13,7 @@ namespace spl::kernels::cuda {
 
 // True if the arguments meet int4_gemm_cuda.h, as SkinnyInt4Gemm does.
 inline bool ServedInt4(const Int4GemmArgs& a) {
-  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return a.num_rows > 0 && a.in_features > 0 && a.out_features > 0 && a.in_features <= (1 << 30) &&
-         a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && IsInt4Served(a.in_features, a.scale_group) &&
-         aligned(a.x) && aligned(a.codes) && a.column_order == nullptr &&
-         (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
-}
-
-// With int4 codes as `w`.
-inline Fp8GemmParams ToInt4Params(const Int4GemmArgs& a) {
-  return {.x = static_cast<const __nv_bfloat16*>(a.x),
-          .w = a.codes,
-          .scales = a.scales,
-          .bias = a.bias,
-          .y = a.y,
-          .out = a.out_features,
-          .in = a.in_features,
-          .y_stride = a.out_features,
-          .num_rows = static_cast<int>(a.num_rows),
-          .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + a.scale_group - 1) / a.scale_group),
-          .y_is_f32 = a.y_dtype == DType::kF32};
+  return ServedCodes(a) && IsInt4Served(a.in_features, a.scale_group) && a.column_order == nullptr;
 }
 
 // 128 + zero point in bf16, twice: what WidenInt4Pair subtracts.

@@ -341,7 +341,7 @@ bool FitsSkinnyFp8GemmSm90(const Fp8GemmArgs& a) {
                                            : RowsOfPass<Codes::kFp8Groups>(p.in, p.num_groups, kMaxRows));
 }
 bool FitsSkinnyInt4GemmSm90(const Int4GemmArgs& a) {
-  return a.num_rows <= RowsOfPass<Codes::kInt4>(a.in_features, ToInt4Params(a).num_groups, kMaxRows);
+  return a.num_rows <= RowsOfPass<Codes::kInt4>(a.in_features, ToCodesParams(a).num_groups, kMaxRows);
 }
 
 cudaError_t SkinnyFp8GemmSm90(const Fp8GemmArgs& a, cudaStream_t stream) {
@@ -357,7 +357,7 @@ cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (!ServedInt4(a) || a.scale_group % kGroup != 0) return cudaErrorNotSupported;
   Params p{};
-  static_cast<Fp8GemmParams&>(p) = ToInt4Params(a);
+  static_cast<Fp8GemmParams&>(p) = ToCodesParams(a);
   p.zeros = a.zeros;
   const int units = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kGroup);
   return Run<Codes::kInt4>(p, units, a.y_dtype, stream);

@@ -245,7 +245,7 @@ int RowTiles(int rows, int smem) {
 
 Params ToParams(const Int4GemmArgs& a) {
   Params p{};
-  static_cast<Fp8GemmParams&>(p) = ToInt4Params(a);
+  static_cast<Fp8GemmParams&>(p) = ToCodesParams(a);
   p.zeros = a.zeros;
   p.chunks_of_group = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kChunk);
   return p;

@@ -7,62 +7,18 @@ they see the same machine: compare pairs. The second token needs all KV at the d
 """
 import argparse
 import contextlib
-import json
 import random
 import statistics
-import subprocess
 import time
-import urllib.request
 
-MODEL = "models/splice-tiny"
-
-
-class Program:
-    def __init__(self, *argv):
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for line in self.process.stdout:
-            if line.startswith("ready "):
-                self.ready = dict(pair.split("=", 1) for pair in line.split()[1:])
-                return
-        raise RuntimeError(f"{argv[0]} did not start")
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def cluster(bin_dir, prefill, *flags):
-    programs = []
-    try:
-        worker = ["--model", MODEL, "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", *flags]
-        programs.append(Program(prefill, *worker, "--kv-bytes", "1536MiB"))
-        programs.append(Program(f"{bin_dir}/splice-decode", *worker, "--kv-bytes", "512MiB"))
-        programs.append(Program(f"{bin_dir}/splice-router", "--prefill", programs[0].ready["grpc"], "--decode",
-                                programs[1].ready["grpc"], "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-                                "--insecure-open", "--model", MODEL))
-        yield programs[2].ready["http"]
-    finally:
-        for program in reversed(programs):
-            program.stop()
+from worker_processes import cluster, complete
 
 
 def ask(http, ids, segments, policy):
-    """The receipt, and the time until two tokens were there."""
+    """The receipt, the text, and the time until two tokens were there."""
     splice = {"reuse": policy, "segments": [{"begin": begin, "end": end, "namespace": "docs"} for begin, end in segments]}
-    body = json.dumps({"prompt": ids, "max_tokens": 2, "temperature": 0, "ignore_eos": True, "splice": splice}).encode()
-    for _ in range(100):
-        try:
-            start = time.monotonic()
-            request = urllib.request.Request(f"http://{http}/v1/completions", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request) as reply:
-                answer = json.load(reply)
-            return answer["splice"], answer["choices"][0]["text"], time.monotonic() - start
-        except urllib.error.HTTPError as error:
-            if error.code != 503:
-                raise RuntimeError(error.read().decode()) from error
-            time.sleep(0.1)
-    raise RuntimeError("no answer")
+    answer, seconds = complete(http, ids, 2, splice=splice)
+    return answer["splice"], answer["choices"][0]["text"], seconds
 
 
 def words(rng, count):
@@ -100,8 +56,11 @@ def spread(values):
 def measure(args, kind, policy, rng):
     """Both builds, started anew: how fast a process is depends on where its memory is. Times in milliseconds."""
     with contextlib.ExitStack() as stack:
-        clusters = {name: stack.enter_context(cluster(args.bin, prefill, "--kv-transport", args.kv_transport))
-                    for name, prefill in [("before", args.before), ("after", f"{args.bin}/splice-prefill")]}
+        way = ["--kv-transport", args.kv_transport]
+        clusters = {}
+        for name, program in [("before", args.before), ("after", f"{args.bin}/splice-prefill")]:
+            started = cluster(args.bin, program, [*way, "--kv-bytes", "1536MiB"], [*way, "--kv-bytes", "512MiB"])
+            clusters[name] = stack.enter_context(started)[0]["http"]
         jobs = Work(kind, args.tokens, rng)
         for ids, segments in jobs.known():
             for http in clusters.values():

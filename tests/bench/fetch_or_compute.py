@@ -8,59 +8,19 @@ reads the store's memory directly, "disk" a store that was started again.
 """
 import argparse
 import contextlib
-import json
 import random
 import statistics
 import subprocess
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
-MODEL = "models/splice-tiny"
+from worker_processes import Program, cluster, complete
 
 
-class Program:
-    def __init__(self, *argv, stdin=None):
-        self.process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for line in self.process.stdout:
-            if line.startswith("ready "):
-                self.ready = dict(pair.split("=", 1) for pair in line.split()[1:])
-                return
-        raise RuntimeError(f"{argv[0]} did not start")
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def cluster(bin_dir, store, *flags):
-    """Router, prefill and decode; yields the router's HTTP address."""
-    programs = []
-    try:
-        listen = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
-        prefill = [f"{bin_dir}/splice-prefill", "--model", MODEL, *listen, "--kv-bytes", "1536MiB", *flags]
-        programs.append(Program(*prefill, *(["--store", store] if store else [])))
-        programs.append(Program(f"{bin_dir}/splice-decode", "--model", MODEL, *listen, "--kv-bytes", "256MiB"))
-        workers = [f"{programs[0].ready['grpc']}", f"{programs[1].ready['grpc']}"]
-        programs.append(Program(f"{bin_dir}/splice-router", "--prefill", workers[0], "--decode", workers[1], "--http", "127.0.0.1:0",
-                                "--grpc", "127.0.0.1:0", "--insecure-open", "--model", MODEL))
-        yield programs[2].ready["http"], programs[0].ready["metrics"]
-    finally:
-        for program in reversed(programs):
-            program.stop()
-
-
-def ask(http, ids, tokens=1):
-    body = json.dumps({"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}).encode()
-    for _ in range(200):
-        try:
-            with urllib.request.urlopen(urllib.request.Request(f"http://{http}/v1/completions", body, {"Content-Type": "application/json"})) as reply:
-                return json.load(reply)
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    raise RuntimeError("no answer")
+def cluster_with(bin_dir, store):
+    flags = ["--kv-bytes", "1536MiB", *(["--store", store] if store else [])]
+    return cluster(bin_dir, f"{bin_dir}/splice-prefill", flags, ["--kv-bytes", "256MiB"])
 
 
 def measure(clusters, prompts, answers):
@@ -68,12 +28,12 @@ def measure(clusters, prompts, answers):
     results = {name: ([], {}) for name in clusters}
     for http in clusters.values():
         for _ in range(2):
-            ask(http, [7] * 600)  # connections, memory
+            complete(http, [7] * 600, 1)  # connections, memory
     order, rng = list(clusters.items()), random.Random(3)
     for number, ids in enumerate(prompts):
         rng.shuffle(order)
         for name, http in order:
-            reply = ask(http, ids)
+            reply, _ = complete(http, ids, 1)
             receipt = reply["splice"]
             assert answers.setdefault(number, reply["choices"][0]["text"]) == reply["choices"][0]["text"], "another answer"
             ms, uses = results[name]
@@ -107,9 +67,9 @@ def main():
         store = Program(*start)
         relays = []
         try:
-            with cluster(args.bin, store.ready["grpc"]) as (http, _):
+            with cluster_with(args.bin, store.ready["grpc"]) as (router, _, _):
                 for ids in prompts:
-                    ask(http, ids)
+                    complete(router["http"], ids, 1)
                 want = args.prompts * ((args.tokens) // 64)
                 for _ in range(600):
                     text = urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics").read().decode()
@@ -133,7 +93,8 @@ def main():
                     if use_store and link not in ("memory", "disk"):  # a link for each: none sees another's reads
                         relays.append(Program(args.link, address, *link.split(":"), stdin=subprocess.PIPE))
                         through = relays[-1].ready["address"]
-                    clusters[name], _ = stack.enter_context(cluster(bin_dir, through if use_store else None))
+                    router, _, _ = stack.enter_context(cluster_with(bin_dir, through if use_store else None))
+                    clusters[name] = router["http"]
                 results = measure(clusters, prompts, answers)
             for name, (ms, uses) in results.items():
                 print(f"{link} {name}: p50 {statistics.median(ms):.0f} ms, all {[round(x) for x in ms]}, {uses}", flush=True)

@@ -195,22 +195,19 @@ class SparseStreamsTest : public ::testing::TestWithParam<CpuIsa> {
     s.budget = std::max(random.Int(1, most) / granularity, 1) * granularity;
     s.recent = random.Int(1, std::min(s.budget, 70));
   }
-  const std::vector<SelectingShape> shapes_ = {{2, 4, 128, 16, DType::kBF16},
-                                               {1, 1, 64, 16, DType::kF32},
-                                               {2, 3, 16, 8, DType::kBF16},
-                                               {2, 2, 64, 16, DType::kE4M3}};
 };
 
 TEST_P(SparseStreamsTest, SelectTokensChoosesAsOfASequenceOfThese) {
   TestContext t(GetParam());
   using Op = absl::Status (*)(const KernelContext&, const SelectTokensArgs&);
   for (const Op op : {Op{&ref::SelectTokens}, Op{&cpu::SelectTokens}}) {
-    for (size_t n = 0; n < shapes_.size(); ++n) {
+    for (size_t n = 0; n < kShapesOfAllTypes.size(); ++n) {
       const uint64_t seed = 20 + n;
       SCOPED_TRACE("seed " + std::to_string(seed));
       Random random(seed);
-      const CompactKeys compact{shapes_[n].head_dim, shapes_[n].num_dims, shapes_[n].dtype};
-      Pair pair = MakePair(random, shapes_[n], 12, compact.page_tokens());
+      const CompactKeys compact{kShapesOfAllTypes[n].head_dim, kShapesOfAllTypes[n].num_dims,
+                                kShapesOfAllTypes[n].dtype};
+      Pair pair = MakePair(random, kShapesOfAllTypes[n], 12, compact.page_tokens());
       for (int step = 0; step < 12; ++step) {
         Tell(pair, random, [&](TestSequence& s) {
           s.step.selects = step == 0 || random.Int(0, 4) > 0;
@@ -259,11 +256,11 @@ TEST_P(SparseStreamsTest, PageBoundsChooseAsOfASequenceOfThese) {
   using Top = absl::Status (*)(const KernelContext&, const TopTokensArgs&);
   for (const auto& [score, top] : {std::pair{Scores{&ref::PageBoundScores}, Top{&ref::TopTokens}},
                                    std::pair{Scores{&cpu::PageBoundScores}, Top{&cpu::TopTokens}}}) {
-    for (size_t n = 0; n < shapes_.size(); ++n) {
+    for (size_t n = 0; n < kShapesOfAllTypes.size(); ++n) {
       const uint64_t seed = 30 + n;
       SCOPED_TRACE("seed " + std::to_string(seed));
       Random random(seed);
-      Pair pair = MakePair(random, shapes_[n], 40, BoundPageTokens(shapes_[n].dtype));
+      Pair pair = MakePair(random, kShapesOfAllTypes[n], 40, BoundPageTokens(kShapesOfAllTypes[n].dtype));
       for (int step = 0; step < 40; ++step) {  // beyond two granules
         Tell(pair, random, [&](TestSequence& s) {
           s.step.selects = step == 0 || random.Int(0, 4) > 0;
@@ -312,19 +309,19 @@ TEST_P(SparseStreamsTest, QueryWindowsChooseAsOfASequenceOfThese) {
   using Op = absl::Status (*)(const KernelContext&, const QueryWindowArgs&);
   for (const auto& [exact, op] :
        {std::pair{true, Op{&ref::ChooseByQueryWindow}}, std::pair{false, Op{&cpu::ChooseByQueryWindow}}}) {
-    for (size_t n = 0; n < shapes_.size(); ++n) {
+    for (size_t n = 0; n < kShapesOfAllTypes.size(); ++n) {
       const uint64_t seed = 40 + n;
       SCOPED_TRACE("seed " + std::to_string(seed) + (exact ? ", ref" : ", cpu"));
       Random random(seed);
       const int32_t window = 5, budget = 60;
-      const QueryWindow layout{.head_dim = shapes_[n].head_dim,
-                               .group = shapes_[n].group,
+      const QueryWindow layout{.head_dim = kShapesOfAllTypes[n].head_dim,
+                               .group = kShapesOfAllTypes[n].group,
                                .window = window,
                                .budget = budget,
                                .query_dtype = DType::kF32,
-                               .page_bytes = KvPageBytes(shapes_[n].dtype, shapes_[n].head_dim)};
+                               .page_bytes = KvPageBytes(kShapesOfAllTypes[n].dtype, kShapesOfAllTypes[n].head_dim)};
       // The shortest sequence has at least as many as these.
-      Pair pair = MakePair(random, shapes_[n], 17, 20 / static_cast<int32_t>(layout.num_pages()));
+      Pair pair = MakePair(random, kShapesOfAllTypes[n], 17, 20 / static_cast<int32_t>(layout.num_pages()));
       for (int step = 0; step < 17; ++step) {
         Tell(pair, random, [&](TestSequence& s) {
           const bool selects = step + 1 >= window;
@@ -360,7 +357,7 @@ TEST_P(SparseStreamsTest, QueryWindowsChooseAsOfASequenceOfThese) {
         run(*pair.packed, want, packed_scores);
         for (size_t stream = 0; stream < pair.held->num_streams(); ++stream) {
           const TestSequence& s = pair.held->sequence_of(stream);
-          const size_t head = stream % static_cast<size_t>(shapes_[n].kv_heads);
+          const size_t head = stream % static_cast<size_t>(kShapesOfAllTypes[n].kv_heads);
           ASSERT_EQ(got.counts[stream], want.counts[stream]);
           if (!s.step.selects) continue;
           const std::string what = "step " + std::to_string(step) + ", stream " + std::to_string(stream);

@@ -28,11 +28,7 @@ class HeavyHittersTest : public ::testing::TestWithParam<CpuIsa> {
 // prompt, which the test asserts.
 TEST_P(HeavyHittersTest, EvictsTheLeastOfWhatAllStepsPaid) {
   TestContext t(GetParam());
-  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},
-                                   {1, 1, 64, 16, DType::kF32},
-                                   {2, 3, 16, 8, DType::kBF16},
-                                   {2, 2, 64, 16, DType::kE4M3}};
-  for (const SelectingShape& shape : shapes) {
+  for (const SelectingShape& shape : kShapesOfAllTypes) {
     for (const auto& [name, op] : ops()) {
       const uint64_t seed = 4100 + static_cast<uint64_t>(shape.head_dim);
       SCOPED_TRACE(std::string(name) + ", head_dim " + std::to_string(shape.head_dim) + ", seed " +
@@ -75,7 +71,7 @@ TEST_P(HeavyHittersTest, NothingLeavesABudgetBeyondTheContext) {
   }
 }
 
-// Of equal ones the last leaves, the recent ones never do, and NaN counts as nothing.
+// The last of equal ones leaves, the recent ones never do, and NaN counts as nothing.
 TEST_P(HeavyHittersTest, TiesAndRecentOnes) {
   TestContext t(GetParam());
   for (const auto& [name, op] : ops()) {

@@ -103,11 +103,7 @@ class QueryWindowTest : public ::testing::TestWithParam<CpuIsa> {
 
 TEST_P(QueryWindowTest, KeepsWhatTheLastQueriesAttendTo) {
   TestContext t(GetParam());
-  const SelectingShape shapes[] = {{2, 4, 128, 16, DType::kBF16},
-                                   {1, 1, 64, 16, DType::kF32},
-                                   {2, 3, 16, 8, DType::kBF16},
-                                   {2, 2, 64, 16, DType::kE4M3}};
-  for (const SelectingShape& shape : shapes) {
+  for (const SelectingShape& shape : kShapesOfAllTypes) {
     for (const int32_t window : {1, 5, 16}) {
       for (const auto& [name, op] : ops()) {
         const uint64_t seed = 900 + static_cast<uint64_t>(window);

@@ -94,7 +94,7 @@ class HittingBatch {
     return std::any_of(oracle_.begin(), oracle_.end(), [](const Oracle& o) { return o.generated_stay; });
   }
 
-  // What the stream keeps: in its pages on the host.
+  // The positions that the stream keeps: in its pages on the host.
   std::vector<int32_t> kept(size_t stream) {
     std::vector<int32_t> positions;
     for (int32_t i = 0; i < Word(stream, 0); ++i)
@@ -134,7 +134,7 @@ class HittingBatch {
     return reinterpret_cast<int32_t*>(pool.k(pages[static_cast<size_t>(i / per_page)]))[i % per_page];
   }
 
-  // What query `q` [head_dim] pays to each of the positions.
+  // The attention of query `q` [head_dim] to each of the positions.
   std::vector<double> Pays(size_t stream, const float* q, const std::vector<int32_t>& positions) {
     std::vector<double> weights;
     double most = -INFINITY, total = 0;

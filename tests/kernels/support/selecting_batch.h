@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <memory>
@@ -28,6 +29,12 @@ struct SelectingShape {
   }
   int64_t q_width() const { return int64_t{kv_heads} * group * head_dim; }
 };
+
+// Keys of each type that a pool has; groups and heads of one and several.
+inline constexpr std::array<SelectingShape, 4> kShapesOfAllTypes = {{{2, 4, 128, 16, DType::kBF16},
+                                                                     {1, 1, 64, 16, DType::kF32},
+                                                                     {2, 3, 16, 8, DType::kBF16},
+                                                                     {2, 2, 64, 16, DType::kE4M3}}};
 
 // A sequence that will have at most max_len positions; [0, kv_len) are written.
 struct TestSequence {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -189,6 +190,21 @@ class DeviceSide {
     return values;
   }
   std::vector<std::byte> Pool() const { return Download<std::byte>(*pool_); }
+  // Compares the device's pool with the batch's, which has what the test wrote.
+  void ExpectOnlyCompactPagesWritten() const {
+    std::set<int32_t> compact;
+    for (const TestSequence& s : b_.sequences()) {
+      for (const auto& pages : s.compact) compact.insert(pages.begin(), pages.end());
+    }
+    const std::vector<std::byte> pool = Pool();
+    const size_t page_bytes = b_.pool().view().page_bytes();
+    for (int32_t page = 0; page < b_.pool().view().num_pages; ++page) {
+      if (compact.contains(page)) continue;
+      EXPECT_TRUE(std::ranges::equal(std::span(pool).subspan(page * page_bytes, page_bytes),
+                                     std::span(b_.pool().bytes()).subspan(page * page_bytes, page_bytes)))
+          << "page " << page;
+    }
+  }
   std::vector<int32_t> Tokens() const { return Download<int32_t>(*tokens_); }
   std::vector<int32_t> Counts() const { return Download<int32_t>(*counts_); }
   std::vector<float> Weights() const { return Download<float>(*weights_); }

@@ -85,7 +85,7 @@ TEST_F(AnnouncedPagesTest, CopiesWithoutAChosenRowComeBeforeTheChosenOnes) {
                {.policy = "sparsex", .recompute_share = 0, .recompute_min = 2, .score_pool = 0, .probe_layers = 4});
   ASSERT_EQ(outcome_->stats.copied.isolated + outcome_->stats.copied.foreign, 1000);
   ASSERT_GT(outcome_->stats.recomputed_tokens, 0);
-  // Of pages 2 to 16 at least ten have neither an edge nor one of two chosen rows.
+  // At least ten of pages 2 to 16 have neither an edge nor one of two chosen rows.
   EXPECT_GE(CountBefore(events, 0, {2, 17}), 10 * num_layers());
   for (const Event& event : events) {
     if (event.layer == 0 && event.page == 0) {

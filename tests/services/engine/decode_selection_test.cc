@@ -158,7 +158,7 @@ TEST_F(DecodeSelectionTest, LayersOfLoopServeTakeTurnsToChoose) {
   }
 }
 
-// What layers of a cascade do from step to step: the outer choice is loopserve's; the inner one gathers all keys with
+// The steps of a cascade's layers: the outer choice is loopserve's; the inner one gathers all keys with
 // it, and those that join between two.
 TEST_F(DecodeSelectionTest, LayersOfACascadeFollowThoseOfLoopServe) {
   const int32_t layers = model_->config().num_layers;

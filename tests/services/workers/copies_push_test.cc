@@ -78,23 +78,15 @@ TEST_P(CopiesPushTest, WhatWasNotSentEarlyIsSentWithTheCommit) {
   const auto ticket = Reserve(prompt_, Sampling(8));
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   ASSERT_TRUE(ArmFault("prefill.push", *ParseFaultAction("delay_until(all was computed)@1")).ok());
-  grpc::ClientContext run_context, stream_context;
+  grpc::ClientContext run_context;
   v1::PrefillResponse response;
   const grpc::Status run = prefill_stub_->Run(&run_context, RunRequest(prompt_, Sampling(8), *ticket), &response);
   EXPECT_EQ(FaultHits("prefill.push"), 1u);
   FireFaultEvent("all was computed");
   ASSERT_TRUE(run.ok()) << run.error_message();
-  v1::StreamRequest request;
-  request.set_ticket_id(ticket->ticket_id());
-  request.set_generation(ticket->generation());
-  const auto reader = decode_stub_->Stream(&stream_context, request);
-  std::vector<int32_t> tokens = {static_cast<int32_t>(response.first_tokens(0).token_id())};
-  for (v1::StreamChunk chunk; reader->Read(&chunk);) {
-    for (const auto& token : chunk.tokens()) tokens.push_back(static_cast<int32_t>(token.token().token_id()));
-  }
-  const grpc::Status stream = reader->Finish();
-  EXPECT_TRUE(stream.ok()) << stream.error_message();
-  EXPECT_EQ(tokens, plain.tokens);
+  const Result late = StreamBehind(*ticket, response);
+  EXPECT_TRUE(late.stream.ok()) << late.stream;
+  EXPECT_EQ(late.tokens, plain.tokens);
 }
 
 // A prompt that ends when some of its pages have been sent gives its ticket back like any other.

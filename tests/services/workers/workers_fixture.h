@@ -248,17 +248,31 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
       result.stream = FromGrpcStatus(reader->Finish());
       return result;
     }
+    ReadToEnd(*reader, response, result);
+    return result;
+  }
+  // The stream of a ticket whose prompt has been computed already: `response` is its answer.
+  Result StreamBehind(const v1::Ticket& ticket, const v1::PrefillResponse& response) {
+    Result result;
+    grpc::ClientContext context;
+    v1::StreamRequest request;
+    request.set_ticket_id(ticket.ticket_id());
+    request.set_generation(ticket.generation());
+    ReadToEnd(*decode_stub_->Stream(&context, request), response, result);
+    return result;
+  }
+  void ReadToEnd(grpc::ClientReaderInterface<v1::StreamChunk>& reader, const v1::PrefillResponse& response,
+                 Result& result) {
     result.receipt = response.receipt();
     result.tokens.push_back(static_cast<int32_t>(response.first_tokens(0).token_id()));
     v1::StreamChunk chunk;
-    while (reader->Read(&chunk)) {
+    while (reader.Read(&chunk)) {
       result.restores.MergeFrom(chunk.restores());
       if (chunk.has_kv_bytes()) result.kv_bytes = chunk.kv_bytes();
       if (on_chunk_) on_chunk_();
       for (const auto& token : chunk.tokens()) result.tokens.push_back(static_cast<int32_t>(token.token().token_id()));
     }
-    result.stream = FromGrpcStatus(reader->Finish());
-    return result;
+    result.stream = FromGrpcStatus(reader.Finish());
   }
 
   // What one process without workers generates; computed once for all the ways that KV may go.

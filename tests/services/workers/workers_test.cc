@@ -281,7 +281,7 @@ TEST_P(WorkersTest, AReaderThatComesBehindTheLastTokenGetsAllOfThem) {
   const auto prompt = Prompt(81, 90);
   const auto ticket = Reserve(prompt, Sampling(4));
   ASSERT_TRUE(ticket.ok()) << ticket.status();
-  grpc::ClientContext run_context, stream_context;
+  grpc::ClientContext run_context;
   v1::PrefillResponse response;
   const grpc::Status run = prefill_stub_->Run(&run_context, RunRequest(prompt, Sampling(4), *ticket), &response);
   ASSERT_TRUE(run.ok()) << run.error_message();
@@ -290,17 +290,9 @@ TEST_P(WorkersTest, AReaderThatComesBehindTheLastTokenGetsAllOfThem) {
     v1::DecodeInfo info;
     return decode_stub_->GetInfo(&context, {}, &info).ok() && info.reserved_tickets() + info.running_sequences() == 0;
   })) << "the sequence ends";
-  v1::StreamRequest request;
-  request.set_ticket_id(ticket->ticket_id());
-  request.set_generation(ticket->generation());
-  const auto reader = decode_stub_->Stream(&stream_context, request);
-  std::vector<int32_t> tokens = {static_cast<int32_t>(response.first_tokens(0).token_id())};
-  for (v1::StreamChunk chunk; reader->Read(&chunk);) {
-    for (const auto& token : chunk.tokens()) tokens.push_back(static_cast<int32_t>(token.token().token_id()));
-  }
-  const grpc::Status end = reader->Finish();
-  EXPECT_TRUE(end.ok()) << end.error_message();
-  EXPECT_EQ(tokens, Expected(prompt, Sampling(4)));
+  const Result late = StreamBehind(*ticket, response);
+  EXPECT_TRUE(late.stream.ok()) << late.stream;
+  EXPECT_EQ(late.tokens, Expected(prompt, Sampling(4)));
 }
 
 TEST_P(WorkersTest, TooLargeAndTooManyAreDifferentErrors) {
