@@ -3,7 +3,8 @@
 
 namespace spl {
 
-// Call once at the start of main, with its argv[0]. Does nothing in builds with a sanitizer, which has its own.
+// Call once at the start of main, with its argv[0]. Removes the handlers that UCX installs when it is loaded. Builds
+// with a sanitizer keep the sanitizer's own handlers.
 void InstallCrashHandler(const char* program);
 
 }  // namespace spl

@@ -1,11 +1,9 @@
 #include "services/transport/ucx_runtime.h"
 
 #include <arpa/inet.h>
-#include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <fstream>
@@ -39,10 +37,7 @@ std::string ReadLink(const char* path) {
 
 void InitUcxProcess() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    for (const int number : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(number);
-    ucs_log_push_handler(LogFromUcx);
-  });
+  std::call_once(once, [] { ucs_log_push_handler(LogFromUcx); });
 }
 
 absl::Status StatusFromUcs(ucs_status_t status, const std::string& what) {

@@ -10,8 +10,8 @@
 
 namespace spl::transport {
 
-// Removes UCX's crash handlers, which are installed when the library loads and would hide a crash from the core dump
-// and the sanitizers. Sends UCX's messages, which it would print to stdout, to our log. Idempotent.
+// Sends UCX's messages, which it would print to stdout, to our log. Idempotent. (UCX's crash handlers are removed by
+// services/base/crash_handler.h, at the start of main.)
 void InitUcxProcess();
 
 // Maps UCX's error, with its text, to the code that callers act on: peer gone or unreachable → Unavailable, no memory →

@@ -22,6 +22,7 @@ std::optional<int32_t> SamKvPolicy::FirstQuantizedLayer(bool isolated) const {
 }
 
 PositionRange SamKvPolicy::QuestionOf(const ReuseLayout& layout) {
+  if (layout.reused.empty()) return layout.active();
   const PositionRange& last = layout.reused.back();
   if (last.end < layout.num_tokens) return {last.end, layout.num_tokens};
   return {std::max(last.begin, last.end - kSamKvTileTokens), last.end};

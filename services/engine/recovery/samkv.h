@@ -59,7 +59,8 @@ class SamKvPolicy : public RecoveryPolicy {
   virtual float TileScore(std::span<const float> tokens, int32_t begin, int32_t end) const;
   virtual bool HasChoice(const ReuseLayout& layout) const;
 
-  // The text after the documents. If the prompt ends with a document: that document's last tile.
+  // The text after the documents. If the prompt ends with a document: that document's last tile. If a small budget has
+  // left out every document: everything after the prefix.
   static PositionRange QuestionOf(const ReuseLayout& layout);
   // Everything except the documents.
   static PositionRanges AlwaysSeen(const ReuseLayout& layout);

@@ -981,6 +981,27 @@ TEST_P(SamKvPolicyTest, CompactWithoutRecomputationIsNaiveOfWhatIsLeft) {
   EXPECT_LE(RelativeL2(got.logits, want.logits), machine_.tolerance());
 }
 
+// A budget below half a tile leaves the text around the documents: a prompt like any other, which is computed afresh.
+TEST_P(SamKvPolicyTest, CompactMayLeaveOutEveryDocument) {
+  std::mt19937 random = SeededRandom("compact, nothing kept");
+  const Prompt prompt(machine_, random, 3, 100, 300, 30);
+  PositionRanges documents;
+  for (const SegmentHit& hit : prompt.hits) documents.push_back({hit.target, hit.target + hit.num_tokens});
+  const PositionRanges around = ComplementOf(documents, {0, static_cast<int32_t>(prompt.tokens.size())});
+  const Result want = Prefill(machine_, TokensAt(prompt.tokens, around), {.policy = "exact"});
+  for (const char* recompute : {"samkv", "none"}) {
+    const Result got = Prefill(
+        machine_, prompt.tokens,
+        {.policy = "samkv", .budget_ratio = 0.001, .recompute = recompute, .choose = "recovered", .compact = true},
+        prompt.hits);
+    EXPECT_EQ(got.only, around) << recompute;
+    // The text saw the documents before they were left out.
+    const bool afresh = recompute == std::string("samkv");
+    EXPECT_EQ(SameBits(got.logits, want.logits), afresh) << recompute;
+    for (const float x : got.logits) ASSERT_TRUE(std::isfinite(x)) << recompute;
+  }
+}
+
 // A request that names no budget keeps 0.15 of the documents, but not less than 1,024 tokens.
 TEST_P(SamKvPolicyTest, BudgetOfShortDocuments) {
   std::mt19937 random = SeededRandom("no budget");
