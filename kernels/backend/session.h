@@ -57,6 +57,7 @@ struct BatchArgs {
   std::span<const int32_t> tokens;     // [num_rows]
   std::span<const int32_t> positions;  // [num_rows], ascending within a sequence
   std::span<const BatchSequence> sequences;
+  std::span<const int32_t> angles = {};  // [num_rows], or empty: as positions; see RopeSequence
   // True: DecodeAttention takes visibility from here instead of its arguments (DecodeAttentionArgs::staged_plans).
   bool staged_plans = false;
 };

@@ -16,11 +16,18 @@ absl::Status ValidateSequence(const RopeWriteKvArgs& a, size_t index) {
     return InvalidCall("RopeWriteKv: sequence ", index, " has ", s.page_tables.size(), " page tables for ",
                        a.num_kv_heads, " KV heads");
   }
-  for (int32_t position : s.positions) {
-    if (position < 0 || position >= a.table.max_positions) {
-      return InvalidCall("RopeWriteKv: position ", position, " of sequence ", index, " is outside the angle table of ",
+  if (s.turned_by().size() != s.positions.size()) {
+    return InvalidCall("RopeWriteKv: sequence ", index, " has ", s.positions.size(), " positions and ", s.angles.size(),
+                       " angles");
+  }
+  for (const int32_t angle : s.turned_by()) {
+    if (angle < 0 || angle >= a.table.max_positions) {
+      return InvalidCall("RopeWriteKv: position ", angle, " of sequence ", index, " is outside the angle table of ",
                          a.table.max_positions);
     }
+  }
+  for (int32_t position : s.positions) {
+    if (position < 0) return InvalidCall("RopeWriteKv: position ", position, " of sequence ", index, " is negative");
     for (size_t h = 0; h < s.page_tables.size(); ++h) {
       const size_t logical = static_cast<size_t>(position) / kPageTokens;
       const int32_t page = logical < s.page_tables[h].size() ? s.page_tables[h][logical] : kNoPage;

@@ -26,6 +26,11 @@ struct RopeSequence {
   int32_t row_end = 0;
   std::span<const int32_t> positions;                     // [row_end - row_begin]
   std::span<const std::span<const int32_t>> page_tables;  // [num_kv_heads]; see attention.h
+  // [row_end - row_begin]: positions by which the rows are turned, where the page tables leave out pages of the text.
+  // Empty: `positions`.
+  std::span<const int32_t> angles = {};
+
+  std::span<const int32_t> turned_by() const { return angles.empty() ? positions : angles; }
 };
 
 // RMSNorm of every head's q and k before the rotation, in the same pass (Qwen3): x / sqrt(mean(x²) + eps) * weight over

@@ -20,11 +20,12 @@ void RotateRow(const KernelContext& ctx, const RopeWriteKvArgs& a, const RopeSeq
   const int32_t d = a.head_dim, half = d / 2;
   const int64_t stride = static_cast<int64_t>(a.num_qo_heads + 2 * a.num_kv_heads) * d;
   const int32_t position = s.positions[static_cast<size_t>(index)], slot = position % kPageTokens;
+  const int64_t angle = s.turned_by()[static_cast<size_t>(index)];
   float* q = a.qkv + (s.row_begin + index) * stride;
   const float* k = q + static_cast<int64_t>(a.num_qo_heads) * d;
   const float* v = k + static_cast<int64_t>(a.num_kv_heads) * d;
-  const float* cos = a.table.cos + static_cast<int64_t>(position) * half;
-  const float* sin = a.table.sin + static_cast<int64_t>(position) * half;
+  const float* cos = a.table.cos + angle * half;
+  const float* sin = a.table.sin + angle * half;
   float rotated[256];  // the largest head_dim
   for (int32_t h = 0; h < a.num_qo_heads; ++h) {
     kernels.rotate(q + h * d, a.qk_norm.q_weight, a.qk_norm.eps, cos, sin, half, q + h * d);

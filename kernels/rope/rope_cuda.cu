@@ -90,8 +90,9 @@ __global__ void RopeKernel(T* qkv, Q* q_out, Params p) {
     no_page = page < 0;
     to = p.pool + (2 * static_cast<int64_t>(page) + (is_v ? 1 : 0)) * p.half_bytes;
   }
-  const float* cos = p.cos + static_cast<int64_t>(position) * half;
-  const float* sin = p.sin + static_cast<int64_t>(position) * half;
+  const int64_t angle = p.batch.angles == nullptr ? position : p.batch.angles[row];
+  const float* cos = p.cos + angle * half;
+  const float* sin = p.sin + angle * half;
   const int first = min(lane, half - 1);
   const float first_cos = cos[first], first_sin = sin[first];
   WaitForPrevious();

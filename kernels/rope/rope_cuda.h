@@ -10,6 +10,7 @@ namespace spl::kernels::cuda {
 // Positions and page tables of the rows of a pass, in device memory; see PagedBatch in attention_cuda.h.
 struct RopeBatch {
   const int32_t* positions = nullptr;     // [num_rows]
+  const int32_t* angles = nullptr;        // [num_rows], or null: as positions; see RopeSequence
   const int32_t* row_sequence = nullptr;  // [num_rows]
   const int32_t* page_tables = nullptr;   // the caller has added the layer's offset
   const int64_t* table_offset = nullptr;  // [num_sequences]

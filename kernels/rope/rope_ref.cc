@@ -30,8 +30,8 @@ void Row(const RopeWriteKvArgs& a, const RopeSequence& s, int index) {
   float* q = a.qkv + (s.row_begin + index) * stride;
   const float* k = q + static_cast<int64_t>(a.num_qo_heads) * d;
   const float* v = k + static_cast<int64_t>(a.num_kv_heads) * d;
-  const float* cos = a.table.cos + static_cast<int64_t>(position) * half;
-  const float* sin = a.table.sin + static_cast<int64_t>(position) * half;
+  const float* cos = a.table.cos + static_cast<int64_t>(s.turned_by()[index]) * half;
+  const float* sin = a.table.sin + static_cast<int64_t>(s.turned_by()[index]) * half;
   for (int h = 0; h < a.num_qo_heads; ++h)
     Rotate(q + h * d, a.qk_norm.q_weight, a.qk_norm.eps, cos, sin, half, q + h * d);
   std::vector<float> rotated(d);

@@ -43,15 +43,16 @@ RESTORE = "services/engine/recovery/edge_restore.cc"
 HARVEST = "services/engine/runtime/prompt_harvest.cc"
 
 # Where a mistake is planted, what stands there, and what takes its place.
-MIRRORED = (RUN, "  // From numbers of candidates to positions; both ascend.\n",
+TO_POSITIONS = "  ToPositions(indices, request.candidates);\n"
+MIRRORED = (RUN, TO_POSITIONS,
             "  for (int32_t& i : indices) i = static_cast<int32_t>(CountOf(request.candidates)) - 1 - i;\n"
-            "  std::reverse(indices.begin(), indices.end());\n")
+            "  std::reverse(indices.begin(), indices.end());\n" + TO_POSITIONS)
 
 MUTANTS = [
     Mutant("mirrored-choice", "the mirror image of the chosen tokens is recomputed", *MIRRORED, "engine_chosen_rows_test"),
     Mutant("mirrored-choice-answers", "the same: whole answers are wrong then", *MIRRORED, "evals_methods_gate_test"),
-    Mutant("forgotten-gaps", "gaps between candidates are forgotten", RUN,
-           "indices[next] += range.begin - before;", "indices[next] += request.candidates.front().begin;",
+    Mutant("forgotten-gaps", "gaps between candidates are forgotten", "services/engine/model/position_ranges.cc",
+           "numbers[next] += range.begin - before;", "numbers[next] += ranges.front().begin;",
            "engine_chosen_rows_test"),
     Mutant("first-row-asks", "only the first row of a pass asks", SCORING,
            "if (ContainsPosition(options_.probes, positions[i]))", "if (i == 0)", "engine_chosen_rows_test"),
@@ -74,8 +75,14 @@ MUTANTS = [
     Mutant("probe-scores-once", "only the first of the probe's scoring layers scores", SPARSEX,
            ".all_layers = num_layers > 1};", ".all_layers = false};", "engine_chosen_rows_test"),
     Mutant("probe-runs-copies", "copied rows run through the probe, too", PROBE,
-           ".rows = ProbeRows(layout), .layers = {0, end_}",
-           ".rows = {layout.active()}, .layers = {0, end_}", "engine_chosen_rows_test"),
+           ".rows = score.probes,", ".rows = {layout.active()},", "engine_chosen_rows_test"),
+    Mutant("turned-by-slots", "rows of a probe that does not see all are turned by their slots",
+           "services/engine/runtime/seen_pages.cc", "slice.angles = slice.positions;", "slice.angles = {};",
+           "engine_unseen_text_test"),
+    Mutant("candidates-by-text", "the columns of such a probe are those of the text", RUN,
+           ".candidates = seen(request.candidates),", ".candidates = request.candidates,", "engine_unseen_text_test"),
+    Mutant("probe-without-its-share", "a run of fresh text is left out whole where a part of it asks", PROBE,
+           "std::min<int64_t>(range.size(), in_front));", "range.size());", "engine_unseen_text_test"),
     Mutant("probe-goes-on", "rows behind a probe begin above it", PROBE,
            ".layers = {0, config().num_layers}};",
            ".layers = {options().probe_layers - 1, config().num_layers}};", "engine_segments_test"),

@@ -3,11 +3,13 @@
 
 Every KV head has a gate between its full attention and that of its sinks and window (DuoAttention, section 2). The last
 rows of a prompt and its answer run over the exact KV of the text before them; gradient descent on the gates weighs the
-answer's cross entropy against the sum of all gates. The heads with the largest gates become global. Heads that were
-local in the old map stay so in prefill; all others see everything there ("prefill" in docs/head-classes.md).
+answer's cross entropy against the sum of all gates. Gates end near 0 or near 1: heads with one above 0.1 become
+global, or as many as --global-heads says. Heads that were local in the old map stay so in prefill; all others see
+everything there ("prefill" in docs/head-classes.md). Sets of other samples than those that answers are measured with:
+make_eval.py with another seed.
 
-    python3 tools/train/head_gates.py --model models/splice-tiny --data vt.jsonl.xz,coref.jsonl.xz --length 2048 \\
-      --first 30 --count 5 --global-heads 20 --out head_classes.json
+    python3 tools/train/head_gates.py --model models/splice-tiny --data vt.jsonl.xz,coref.jsonl.xz --length 4096 \\
+      --count 6 --window 256 --out head_classes.json
 
 Needs jax, numpy and ml_dtypes. For models of this size only: weights and activations are 32-bit, on the CPU, one sample
 at a time.
@@ -26,6 +28,7 @@ import numpy as np
 
 ROWS = 96  # the last rows of a text, which see by their gates: the question's end and the answer
 BLOCK = 384  # rows of the exact prefill that attend at a time
+OPEN = 0.1  # heads with a larger gate are global
 DENSE_LAYERS = 2  # first layers, whose heads are always global (HeadClassMap::kDenseDecodeLayers)
 
 
@@ -173,7 +176,9 @@ def write(logits, flags):
     old = json.loads((flags.model / "head_classes.json").read_text())
     ranked = np.where(np.arange(len(logits))[:, None] < DENSE_LAYERS, np.inf, logits)
     is_global = np.zeros(ranked.size, bool)
-    is_global[np.argsort(-ranked.ravel(), kind="stable")[:flags.global_heads]] = True
+    count = flags.global_heads or (1 / (1 + np.exp(-ranked)) > OPEN).sum()
+    is_global[np.argsort(-ranked.ravel(), kind="stable")[:count]] = True
+    print(f"{count} of {ranked.size} heads are global", flush=True)
     is_global = is_global.reshape(ranked.shape)
     def table(of):
         return [[of(layer, head) for head in range(ranked.shape[1])] for layer in range(ranked.shape[0])]
@@ -200,7 +205,7 @@ def main():
     parser.add_argument("--price", type=float, default=0.01, help="of a gate, in nats of an answer's token")
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--global-heads", type=int, required=True, help="with those of the first two layers")
+    parser.add_argument("--global-heads", type=int, help="with those of the first two layers; unset: gates above 0.1")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     flags = parser.parse_args()
     model = Llama(flags.model)

@@ -87,9 +87,9 @@ absl::Status CudaSession::Init() {
 
   const size_t rows = static_cast<size_t>(std::max(options_.max_rows, 1));
   const size_t sequences = static_cast<size_t>(std::max(options_.max_sequences, 1));
-  // One block, filled by one copy a pass: tokens, positions, row_sequence, row_begin, kv_len, table_offset,
+  // One block, filled by one copy a pass: tokens, positions, angles, row_sequence, row_begin, kv_len, table_offset,
   // plan_offset.
-  const size_t total = 3 * Aligned<int32_t>(rows) + Aligned<int32_t>(sequences + 1) + Aligned<int32_t>(sequences) +
+  const size_t total = 4 * Aligned<int32_t>(rows) + Aligned<int32_t>(sequences + 1) + Aligned<int32_t>(sequences) +
                        2 * Aligned<int64_t>(sequences);
   auto memory = AllocateDevice(total);
   if (!memory.ok()) return memory.status();
@@ -102,6 +102,7 @@ absl::Status CudaSession::Init() {
   };
   batch_.tokens = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
   batch_.positions = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
+  batch_.angles = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
   batch_.row_sequence = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(rows)));
   batch_.row_begin = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences + 1)));
   batch_.kv_len = reinterpret_cast<const int32_t*>(take(Aligned<int32_t>(sequences)));

@@ -23,6 +23,7 @@ namespace spl::kernels::cuda {
 struct DeviceBatch {
   const int32_t* tokens = nullptr;        // [num_rows]
   const int32_t* positions = nullptr;     // [num_rows]
+  const int32_t* angles = nullptr;        // [num_rows]; only valid with has_angles
   const int32_t* row_sequence = nullptr;  // [num_rows]
   const int32_t* row_begin = nullptr;     // [num_sequences + 1]
   const int32_t* kv_len = nullptr;        // [num_sequences]
@@ -41,6 +42,7 @@ struct DeviceBatch {
   const int32_t* compact_tables = nullptr;  // [slots][layers][kv_heads][compact_stride]
   int64_t compact_stride = 0;
   int64_t steps_stride = 0;  // elements of selection_steps between layers
+  bool has_angles = false;   // BatchArgs::angles was not empty
   bool selects = false;      // some sequence of this batch has a selection
   bool listed = false;       // some layer of such a sequence is listed
   int32_t num_rows = 0;

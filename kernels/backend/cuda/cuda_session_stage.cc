@@ -335,6 +335,8 @@ absl::Status CudaSession::Stage(const BatchArgs& batch) {
   };
   std::copy(batch.tokens.begin(), batch.tokens.end(), host(batch_.tokens));
   std::copy(batch.positions.begin(), batch.positions.end(), host(batch_.positions));
+  batch_.has_angles = !batch.angles.empty();
+  std::copy(batch.angles.begin(), batch.angles.end(), host(batch_.angles));
   int32_t* row_sequence = host(batch_.row_sequence);
   int32_t* row_begin = host(batch_.row_begin);
   int32_t* kv_len = host(batch_.kv_len);

@@ -33,6 +33,7 @@ inline PagedBatch Batch(const DeviceBatch& b, const KvPoolView& pool, int32_t la
 }
 inline RopeBatch Rows(const DeviceBatch& b, int32_t layer) {
   return {.positions = b.positions,
+          .angles = b.has_angles ? b.angles : nullptr,
           .row_sequence = b.row_sequence,
           .page_tables = b.page_tables + layer * b.layer_stride,
           .table_offset = b.table_offset,

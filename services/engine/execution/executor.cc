@@ -120,7 +120,7 @@ absl::Status Executor::StageBatch(bool staged_plans) {
                                 .selection = rows.selector != nullptr ? choices_->selection(s) : nullptr});
   }
   if (staged_plans) AddPlans();
-  return session_->Stage({tokens_, positions_, batch_sequences_, staged_plans});
+  return session_->Stage({tokens_, positions_, batch_sequences_, spans_[0].angles, staged_plans});
 }
 
 absl::Status Executor::Embed(const int32_t* last_tokens) {
@@ -209,7 +209,7 @@ kernels::RopeSequence Executor::RopeRows(size_t sequence) const {
   const RowSpan& rows = spans_[sequence];
   const size_t heads = model_->config().num_kv_heads;
   return {rows.begin, rows.end, std::span(positions_).subspan(rows.begin, rows.end - rows.begin),
-          std::span(table_views_).subspan(sequence * heads, heads)};
+          std::span(table_views_).subspan(sequence * heads, heads), rows.angles};
 }
 
 absl::Status Executor::WriteKv(int32_t layer) {

@@ -56,6 +56,9 @@ struct PrefillSlice {
   HiddenStates* hidden = nullptr;
   const ObserverList* observers = nullptr;  // called in this order; null: none
   LineReport* lines = nullptr;              // result of choosing lines; only for a whole pass
+  // [tokens.size()]: positions in the text, by which rows are turned, if `kv` leaves out pages of the text. Empty:
+  // `positions`. Otherwise the slice is alone in its pass.
+  std::span<const int32_t> angles = {};
 };
 
 // The part of the model that a pass runs.
@@ -240,7 +243,8 @@ class Executor {
     int32_t begin = 0, end = 0;
     int64_t kv_len = 0;  // after the pass has written its rows
     const SequenceKv* kv = nullptr;
-    TokenSelector* selector = nullptr;  // only in a decode step
+    TokenSelector* selector = nullptr;     // only in a decode step
+    std::span<const int32_t> angles = {};  // PrefillSlice::angles
   };
 
   const std::shared_ptr<const Model> whole_;

@@ -37,7 +37,9 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
     const int32_t begin = static_cast<int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
     positions_.insert(positions_.end(), slice.positions.begin(), slice.positions.end());
+    SPLICE_CHECK(slice.angles.empty() || (slices.size() == 1 && riders.empty()), "a slice with angles is alone");
     spans_.push_back({begin, static_cast<int32_t>(tokens_.size()), slice.positions.back() + 1, slice.kv});
+    spans_.back().angles = slice.angles;
     if (slice.observers == nullptr) continue;
     observed = true;
     for (LayerObserver* const observer : *slice.observers) observer->BeginPass(slice.positions);

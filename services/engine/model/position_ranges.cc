@@ -59,6 +59,16 @@ PositionRanges NumberedWithin(std::span<const PositionRange> ranges, std::span<c
   return MergeRanges(std::move(numbered));
 }
 
+void ToPositions(std::span<int32_t> numbers, std::span<const PositionRange> ranges) {
+  size_t next = 0;
+  int32_t before = 0;
+  for (const PositionRange& range : ranges) {
+    for (; next < numbers.size() && numbers[next] < before + range.size(); ++next)
+      numbers[next] += range.begin - before;
+    before += range.size();
+  }
+}
+
 PositionRanges RangesOf(std::span<const int32_t> positions) {
   PositionRanges ranges;
   for (const int32_t position : positions) {

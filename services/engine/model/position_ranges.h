@@ -21,6 +21,8 @@ PositionRanges ComplementOf(std::span<const PositionRange> ranges, PositionRange
 // The part of `ranges` that is in `only`, renumbered: the positions of `only` count 0, 1, …. Ranges that then touch
 // become one.
 PositionRanges NumberedWithin(std::span<const PositionRange> ranges, std::span<const PositionRange> only);
+// From numbers within `ranges` (NumberedWithin) back to positions, in place. Both ascend.
+void ToPositions(std::span<int32_t> numbers, std::span<const PositionRange> ranges);
 // The ranges of these ascending positions.
 PositionRanges RangesOf(std::span<const int32_t> positions);
 int64_t CountOf(std::span<const PositionRange> ranges);

@@ -111,6 +111,10 @@ struct PrefillStage {
   // Later stages do not write K and V of positions before this one in these layers, except in that of keys_only_last: a
   // page of them is final, and may be sent, when the stage has run its rows, or at once if it has none.
   int32_t final_before = INT32_MAX;
+  // Whole pages of fresh text that the stage's rows do not see, as if they were not in the prompt: no row of the stage
+  // is in them, and nothing has written them yet. REQUIRES: a model without sliding windows; the stage begins at layer
+  // 0, keeps no hidden states, and its plans are RecoveryPolicy's.
+  PositionRanges unseen;
   // Runs all rows, which have no gaps, in one pass of one layer, however many they are: what they attend to depends on
   // the queries of all of them. Keeps hidden states, except those of the last layer.
   bool whole = false;

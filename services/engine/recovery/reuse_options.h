@@ -37,6 +37,8 @@ struct ReuseOptions {
   int32_t probe_layers = -1;
   // Last layers of the probe whose scores are added up, at most probe_layers. -1: half of them.
   int32_t score_layers = -1;
+  // Last tokens of the fresh text that the probe consists of. 0: all of it. -1: SparseXProbePolicy::kProbeTokens.
+  int32_t probe_tokens = -1;
   int32_t overflow_tokens = 16;  // on each side of fresh text
   int32_t tail_tokens = 64;      // probes and rows at the end of a prompt that ends with reused text
   int32_t link_tokens = -1;      // first tokens of each segment; -1: 8 for segments from other contexts, otherwise 0
@@ -98,6 +100,7 @@ inline constexpr OptionField<ReuseOptions> kReuseOptionFields[] = {
     {"score_pool", &ReuseOptions::score_pool, 0, kernels::kPoolRadiusMax},
     {"probe_layers", &ReuseOptions::probe_layers, -1},
     {"score_layers", &ReuseOptions::score_layers, 1},
+    {"probe_tokens", &ReuseOptions::probe_tokens, -1},
     {"overflow_tokens", &ReuseOptions::overflow_tokens, 0, 4096},
     {"tail_tokens", &ReuseOptions::tail_tokens, 1, 4096},
     {"link_tokens", &ReuseOptions::link_tokens, -1, 4096},

@@ -1,6 +1,7 @@
 #include "services/engine/recovery/sparsex_probe.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace spl::engine {
 namespace {
@@ -27,12 +28,34 @@ SparseXProbePolicy::SparseXProbePolicy(const ModelConfig& config, const ReuseOpt
       scoring_(ScoreLayers(options, profile, end_)) {}
 
 ScoreRequest SparseXProbePolicy::ProbeScores(const ReuseLayout& layout) const {
-  return Scores(layout, end_ - scoring_, scoring_, chosen_);
+  ScoreRequest score = Scores(layout, end_ - scoring_, scoring_, chosen_);
+  score.probes = IntersectionOf(score.probes, ComplementOf(Unseen(layout), {0, layout.num_tokens}));
+  return score;
+}
+
+// Windows are counted in positions: over a text that lacks pages they would reach too far.
+PositionRanges SparseXProbePolicy::Unseen(const ReuseLayout& layout) const {
+  const int32_t tokens = options().probe_tokens < 0 ? kProbeTokens : options().probe_tokens;
+  if (tokens == 0 || !config().sliding_windows.empty()) return {};
+  const PositionRanges fresh = layout.fresh();
+  int64_t in_front = CountOf(fresh) - tokens;
+  PositionRanges unseen;
+  for (const PositionRange& range : fresh) {
+    if (in_front <= 0) break;
+    const int32_t end = range.begin + static_cast<int32_t>(std::min<int64_t>(range.size(), in_front));
+    in_front -= range.size();
+    constexpr int32_t kPage = kernels::kPageTokens;
+    // Attention rests on a text's first tokens: a prompt without them would be read in another way.
+    const PositionRange pages{std::max(kPage, (range.begin + kPage - 1) / kPage * kPage), end / kPage * kPage};
+    if (pages.size() > 0) unseen.push_back(pages);
+  }
+  return unseen;
 }
 
 double SparseXProbePolicy::CostOf(const ReuseLayout& layout) const {
-  const int64_t rows = CountOf(ProbeRows(layout)) * end_ +
-                       (CountOf(RowsWithoutScores(layout)) + ProbeScores(layout).k) * config().num_layers;
+  const ScoreRequest score = ProbeScores(layout);
+  const int64_t rows =
+      CountOf(score.probes) * end_ + (CountOf(RowsWithoutScores(layout)) + score.k) * config().num_layers;
   return kProbeRowCost * static_cast<double>(rows);
 }
 
@@ -51,7 +74,12 @@ void SparseXProbePolicy::Prepare(const ReuseLayout& layout) {
 PrefillStage SparseXProbePolicy::FirstReuseStage(const ReuseLayout& layout) {
   if (!probes_ || Recovered(layout).empty()) return SparseXPolicy::FirstReuseStage(layout);
   probed_ = chooses_ = true;
-  return {.rows = ProbeRows(layout), .layers = {0, end_}, .final_before = 0, .score = ProbeScores(layout)};
+  ScoreRequest score = ProbeScores(layout);
+  return {.rows = score.probes,
+          .layers = {0, end_},
+          .final_before = 0,
+          .unseen = Unseen(layout),
+          .score = std::move(score)};
 }
 
 std::optional<PrefillStage> SparseXProbePolicy::NextStage(const ReuseLayout& layout,

@@ -5,9 +5,13 @@
 //
 // No layer computes every row, so the depth at which rows are chosen costs little: the fresh text's rows in these
 // layers. But the probe sees copies that lack their context, and rows that are not chosen keep theirs in all layers.
-// The fresh text is computed twice. Where it is long, dense layers cost less: unless the request names probe_layers,
-// the way that costs less is taken. With probe_layers 0 or dense_layers, or copies that lack lower layers, there is no
-// probe, and this is SparseXPolicy.
+// The question stands at the end, and it is what has to find its facts in the copies. So the probe consists of the last
+// kProbeTokens of the fresh text only (probe_tokens), and of what stands beside copies or at the start of the prompt:
+// whole pages of fresh text in front of that are neither computed nor seen in the probe (PrefillStage::unseen).
+//
+// The rest of the fresh text is computed twice. Where dense layers cost less, and unless the request names
+// probe_layers, the way that costs less is taken. With probe_layers 0 or dense_layers, or copies that lack lower
+// layers, there is no probe, and this is SparseXPolicy.
 #pragma once
 
 #include "services/engine/model/recovery_profile.h"
@@ -21,6 +25,8 @@ class SparseXProbePolicy : public SparseXPolicy {
   // (docs/results/2026-11-26-probe-on-a-gpu.md), with 256 tokens up to three points of them at 2,048 and 4,096 tokens
   // (docs/results/2026-11-26-three-hundred-questions.md).
   static constexpr Amount kBehindProbe = {.share = 0.10, .fewest_apart = 512};
+  // A probe has so many tokens by default.
+  static constexpr int32_t kProbeTokens = 512;
   // Time of a row on the way with a probe, in rows of the way with dense layers. Measured: 1.14 on a GPU
   // (docs/results/2026-11-26-probe-on-a-gpu.md, "Time"), 1.3 to 1.4 on a CPU, for splice in the demo
   // (docs/results/2026-11-26-splice-behind-a-probe.md).
@@ -48,6 +54,8 @@ class SparseXProbePolicy : public SparseXPolicy {
   // Cost of the probe and the rows behind it, in rows of SparseXPolicy::CostOf.
   double CostOf(const ReuseLayout& layout) const;
   ScoreRequest ProbeScores(const ReuseLayout& layout) const;
+  // Pages of fresh text that the probe does not see.
+  PositionRanges Unseen(const ReuseLayout& layout) const;
 
   const Amount chosen_;    // unless the options say it
   const int32_t end_;      // the probe's layers are [0, end_)

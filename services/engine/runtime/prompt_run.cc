@@ -151,6 +151,8 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   num_rows_ = CountOf(stage_.rows);
   next_row_ = 0;
   final_ = final_with_pass_ = FinalBehindRow(0);
+  seen_.reset();
+  if (!stage_.unseen.empty()) seen_.emplace(kv_, stage_.unseen, layout_.num_tokens);
   SPLICE_CHECK(!stage_.whole || (num_rows_ == stage_.rows.front().size() && !scores() && alone()),
                "a whole stage has rows without gaps, and nobody beside them");
   if (stage_.whole && line_reports_.empty()) line_reports_.resize(executor.model().num_ranks());
@@ -209,10 +211,11 @@ std::unique_ptr<LayerObserver> PromptRun::MakeScoring(size_t rank) const {
   float* const scores = static_cast<float*>(scores_[rank]->data());
   if (request.kind == ScoreKind::kValueDeviation)
     return std::make_unique<ValueDeviation>(request.layer, request.candidates, scores);
+  const auto seen = [&](const PositionRanges& ranges) { return seen_.has_value() ? seen_->SlotsOf(ranges) : ranges; };
   return std::make_unique<ColumnScoring>(ColumnScoringOptions{.layer = request.layer,
                                                               .all_layers = request.all_layers,
-                                                              .probes = request.probes,
-                                                              .candidates = request.candidates,
+                                                              .probes = seen(request.probes),
+                                                              .candidates = seen(request.candidates),
                                                               .kv_heads = request.kv_heads,
                                                               .scores = scores});
 }
@@ -283,13 +286,15 @@ PrefillSlice PromptRun::Next(int32_t room, bool whole_pages) {
   for (const int32_t position : pass_positions_) pass_tokens_.push_back(tokens_[position]);
   if (count == 0) return {};
   final_with_pass_ = FinalBehindRow(next_row_ + count);
-  return {.tokens = pass_tokens_,
-          .positions = pass_positions_,
-          .kv = &kv_,
-          .policy = &policy_,
-          .hidden = hidden_.empty() ? nullptr : hidden_.data(),
-          .observers = observers_[0].empty() ? nullptr : observers_.data(),
-          .lines = stage_.whole ? line_reports_.data() : nullptr};
+  PrefillSlice slice{.tokens = pass_tokens_,
+                     .positions = pass_positions_,
+                     .kv = &kv_,
+                     .policy = &policy_,
+                     .hidden = hidden_.empty() ? nullptr : hidden_.data(),
+                     .observers = observers_[0].empty() ? nullptr : observers_.data(),
+                     .lines = stage_.whole ? line_reports_.data() : nullptr};
+  if (seen_.has_value()) seen_->Place(slice);
+  return slice;
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& executor) const {
@@ -302,14 +307,7 @@ absl::StatusOr<std::vector<int32_t>> PromptRun::Selected(ParallelExecutor& execu
   }
   SPLICE_ASSIGN_OR_RETURN(std::vector<int32_t> indices,
                           executor.SelectTop(scores_, CountOf(request.candidates), request.pool_radius, request.k));
-  // From numbers of candidates to positions; both ascend.
-  size_t next = 0;
-  int32_t before = 0;
-  for (const PositionRange& range : request.candidates) {
-    for (; next < indices.size() && indices[next] < before + range.size(); ++next)
-      indices[next] += range.begin - before;
-    before += range.size();
-  }
+  ToPositions(indices, request.candidates);
   return indices;
 }
 

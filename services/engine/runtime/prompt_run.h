@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "services/engine/recovery/recovery_policy.h"
 #include "services/engine/runtime/final_pages.h"
 #include "services/engine/runtime/prefill_stats.h"
+#include "services/engine/runtime/seen_pages.h"
 
 namespace spl::engine {
 
@@ -153,6 +155,8 @@ class PromptRun {
   std::vector<std::unique_ptr<SparseFfn>> sparse_ffns_;
   std::vector<std::unique_ptr<LayerObserver>> stage_observers_;
   std::vector<ObserverList> observers_;  // [num_ranks]: all of these, for the stage
+
+  std::optional<SeenPages> seen_;  // null: the stage sees all
 
   // State of the current pass.
   std::vector<int32_t> pass_tokens_, pass_positions_;

@@ -507,7 +507,8 @@ TEST_P(CudaPagesTest, BatchesThroughRopePagesAndAttention) {
               EXPECT_EQ(known, round % 2 == 1 && round > 1);
               batch[s].plan = known ? std::span<const HeadVisibility>() : plans[s];
             }
-            ExpectOk(session_->Stage({tokens, positions, batch, true}));
+            ExpectOk(
+                session_->Stage({.tokens = tokens, .positions = positions, .sequences = batch, .staged_plans = true}));
             DecodeAttentionArgs any = args;
             any.streams = seen;
             any.staged_plans = true;

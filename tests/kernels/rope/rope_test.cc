@@ -117,6 +117,43 @@ TEST_P(RopeWriteKv, EqualsReference) {
   }
 }
 
+// Slots and angles apart: K in its slot is turned as the same row is at the position of its angle, V is as it was.
+TEST_P(RopeWriteKv, RowsMayBeTurnedByOtherPositions) {
+  Random random(74);
+  TestContext t(GetParam(), 3);
+  Problem p(random, 4, 2, 64, DType::kF32);
+  const std::vector<int32_t> angles = {70, 71, 133, 134, 390, 391, 399};
+  for (const auto& op : {+ref::RopeWriteKv, +cpu::RopeWriteKv}) {
+    Problem::Outcome got, want;
+    std::vector<RopeSequence> sequences;
+    RopeWriteKvArgs args = p.Args(got, sequences);
+    sequences[0].angles = angles;
+    ASSERT_TRUE(op(t.ctx, args).ok());
+    RopeWriteKvArgs plain = p.Args(want, sequences);
+    sequences[0].positions = angles;
+    ASSERT_TRUE(op(t.ctx, plain).ok());
+    EXPECT_EQ(got.qkv, want.qkv);
+    for (int32_t h = 0; h < p.kv; ++h) {
+      for (size_t i = 0; i < angles.size(); ++i) {
+        const auto row = [&](const Problem::Outcome& o, int32_t position, int32_t half) {
+          const int64_t page = p.tables[h][position / kPageTokens];
+          const auto* floats = reinterpret_cast<const float*>(o.pool.data());
+          const auto* at = floats + ((2 * page + half) * kPageTokens + position % kPageTokens) * p.d;
+          return std::vector<float>(at, at + p.d);
+        };
+        for (const int32_t half : {0, 1})
+          EXPECT_EQ(row(got, p.positions[0][i], half), row(want, angles[i], half)) << "head " << h << ", row " << i;
+      }
+    }
+    sequences[0].angles = std::span(angles).first(6);
+    EXPECT_EQ(op(t.ctx, args).code(), absl::StatusCode::kInvalidArgument) << "a row without an angle";
+    const std::vector<int32_t> outside = {0, 1, 2, 3, 4, 5, kMaxPositions};
+    sequences[0].positions = p.positions[0];
+    sequences[0].angles = outside;
+    EXPECT_EQ(op(t.ctx, args).code(), absl::StatusCode::kInvalidArgument) << "an angle that the table lacks";
+  }
+}
+
 // Pages of kE4M3: the rows that f32 pages get, each rounded once with a scale of its own, to the bit.
 TEST_P(RopeWriteKv, RoundsEachRowOnceToCodes) {
   Random random(77);

@@ -338,14 +338,15 @@ TEST(SparseXPolicyTest, WithoutOptionsTheWayThatCostsLessIsTaken) {
     const ReuseLayout layout{10'000, 0, {{0, 10'000 - fresh}}, {CopyContext::kIsolated}};
     SparseXProbePolicy policy(config, {});
     const PrefillStage first = policy.FirstStage(layout);
-    // Behind a probe a tenth of the copies, 16 tokens beside the fresh text and the segment's first 8; else 4 dense
-    // layers, and a twentieth.
-    const int32_t reused = 10'000 - fresh;
-    const int32_t probe = 12 * fresh + 12 * (fresh + std::max(512, reused / 10) + 24);
+    // A probe is the last 512 fresh tokens and what their pages and the copy's have besides. Behind it a tenth of the
+    // copies, 16 tokens beside the fresh text and the segment's first 8; else 4 dense layers, and a twentieth.
+    const int32_t reused = 10'000 - fresh, first_page = (reused + 63) / 64 * 64, last_page = (10'000 - 512) / 64 * 64;
+    const int32_t probes = fresh - std::max(0, last_page - first_page);
+    const int32_t probe = 12 * probes + 12 * (fresh + std::max(512, reused / 10) + 24);
     const int32_t dense = 4 * 10'000 + 8 * (fresh + std::max(256, reused / 20) + 24);
     if (1.2 * probe < dense) {
       EXPECT_EQ(first.layers, (LayerRange{0, 12})) << fresh;
-      EXPECT_EQ(first.rows, (PositionRanges{{reused, 10'000}})) << fresh;
+      EXPECT_EQ(CountOf(first.rows), probes) << fresh;
       EXPECT_EQ(first.score.layer, 6) << fresh;
       EXPECT_EQ(first.score.k, std::max(512, reused / 10)) << fresh;
       EXPECT_EQ(policy.first_cached_layer(), 0) << fresh;
