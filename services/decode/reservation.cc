@@ -11,6 +11,7 @@
 #include "services/engine/engine.h"
 #include "services/engine/methods/recovery_methods.h"
 #include "services/engine/methods/selection_methods.h"
+#include "services/engine/selection/prompt_selector.h"
 #include "services/methods/methods.h"
 #include "services/wire/convert.h"
 
@@ -100,6 +101,7 @@ struct Choice {
   engine::DecodeOptions options;
   std::unique_ptr<engine::TokenSelector> selector;
   std::vector<int64_t> needed;
+  int64_t to_choose = 0;    // pages of each rank that the choice takes on top, and gives back before the first step
   bool falls_back = false;  // to everything, for want of room
 };
 
@@ -123,6 +125,14 @@ struct PoolRoom {
 
 int64_t Most(const std::vector<int64_t>& pages) { return *std::max_element(pages.begin(), pages.end()); }
 
+// A selector that chooses by the prompt's last rows runs them again, over pages of their own (PromptChoice).
+int64_t PagesToChoose(engine::TokenSelector& selector, const engine::KvShape& shape, int num_ranks, int64_t tokens) {
+  const engine::PromptSelector* const chooser = selector.of_prompt();
+  if (chooser == nullptr || !chooser->chooses_of(tokens)) return 0;
+  const int64_t first = std::max<int64_t>(0, chooser->first_row(tokens));
+  return (engine::PagesFor(tokens) - first / kernels::kPageTokens) * (shape.num_streams() / num_ranks);
+}
+
 // REQUIRES: the ticket is read. `without`: pages of all but a choice of tokens.
 absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseOptions& reuse,
                                       const engine::Model& model, const PoolRoom& place,
@@ -134,6 +144,7 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
     Choice choice{.options = options, .needed = without};
     SPLICE_ASSIGN_OR_RETURN(choice.selector, engine::MakeSelectorBehind(reuse.policy, ticket.prompt_tokens, options,
                                                                         model, ticket.classes));
+    choice.to_choose = PagesToChoose(*choice.selector, shape, pool.view().num_ranks(), ticket.prompt_tokens);
     const auto compact = engine::CompactNeedsOf(*choice.selector, model, ticket.prompt_tokens);
     if (!compact.has_value()) return choice;
     const auto more =
@@ -147,12 +158,14 @@ absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseO
   const methods::Policy* const policy = methods::FindPolicy(reuse.policy);
   if (policy != nullptr && policy->leaves_out_tokens && own.dims < 0) own.dims = engine::kCompactDims;
   SPLICE_ASSIGN_OR_RETURN(Choice wanted, choice_of(own));
-  if (place.Fits(wanted.needed)) return wanted;
+  // The pages of the choice may become free later; a pool that is too small for them stays so.
+  const bool too_large = Most(wanted.needed) + wanted.to_choose > pool.view().pages_per_rank();
+  if (!too_large && place.Fits(wanted.needed)) return wanted;
   engine::DecodeOptions dense = ticket.decode;
   dense.selector = methods::ResolveSelector(methods::kAuto, ticket.classes != nullptr);
   SPLICE_ASSIGN_OR_RETURN(Choice everything, choice_of(dense));
-  everything.falls_back = Most(everything.needed) < Most(wanted.needed) &&
-                          (place.Fits(everything.needed) || Most(wanted.needed) > pool.view().pages_per_rank());
+  everything.falls_back =
+      Most(everything.needed) < Most(wanted.needed) + wanted.to_choose && (place.Fits(everything.needed) || too_large);
   return everything.falls_back ? std::move(everything) : std::move(wanted);
 }
 

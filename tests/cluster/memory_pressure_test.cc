@@ -93,5 +93,26 @@ TEST(MemoryPressure, FailsNoRequestAndChangesNoToken) {
   EXPECT_GT(without, 0);
 }
 
+// h2o runs the whole prompt again to choose, over a copy of its KV: with the KV and the pages of what is chosen that is
+// more than this pool has, now and ever. (Such a request was let in, and then failed on every worker.)
+TEST(MemoryPressure, AChoiceThatNeedsMoreThanThePoolIsLeftOut) {
+  std::mt19937 random = SeededRandom("a choice too large");
+  json prompt = json::array();
+  for (int i = 0; i < 820; ++i) prompt.push_back(random() % 4000);
+  json body = {{"prompt", prompt},
+               {"max_tokens", 8},
+               {"ignore_eos", true},
+               {"temperature", 0},
+               {"splice", {{"decode", "h2o"}, {"decode_budget", 64}}}};
+  double preemptions = 0;
+  const std::vector<Answered> got = Ask({body}, "20MiB", &preemptions);
+  ASSERT_EQ(got.size(), 1U);
+  EXPECT_EQ(got[0].decode, "dense");
+  EXPECT_EQ(preemptions, 0);
+  const std::vector<Answered> roomy = Ask({body}, "64MiB", &preemptions);
+  ASSERT_EQ(roomy.size(), 1U);
+  EXPECT_EQ(roomy[0].decode, "h2o") << "nothing but the pool speaks against it";
+}
+
 }  // namespace
 }  // namespace spl::test

@@ -33,7 +33,12 @@ void DecodeAdmission::AdmitWaiting() {
       if (std::exchange(round.evicted_for, &next) != &next && preemption_.EvictCachedFor(next)) continue;
       if (!batch_.running().empty()) break;  // what they hold comes back
       if (preemption_.FindRoomFor(next)) continue;
-      if (!preemption_.IsAlone(next)) break;                  // what is reserved is committed, or expires
+      if (!preemption_.IsAlone(next)) {
+        // Others have pages: what is reserved is committed, or expires, and younger ones that wait with their KV may
+        // be able to go on. Nobody would, if they waited for this one.
+        ++i;
+        continue;
+      }
       if (!std::exchange(round.asked_alone, true)) continue;  // others may have left the pool since
       status = preemption_.TooSmall();
     }
