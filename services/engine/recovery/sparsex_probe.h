@@ -9,9 +9,9 @@
 // kProbeTokens of the fresh text only (probe_tokens), and of what stands beside copies or at the start of the prompt:
 // whole pages of fresh text in front of that are neither computed nor seen in the probe (PrefillStage::unseen).
 //
-// The rest of the fresh text is computed twice. Where dense layers cost less, and unless the request names
-// probe_layers, the way that costs less is taken. With probe_layers 0 or dense_layers, or copies that lack lower
-// layers, there is no probe, and this is SparseXPolicy.
+// The probe's own rows are computed twice. Unless the request names probe_layers, dense layers are taken where they
+// cost less. With probe_layers 0 or dense_layers, or copies that lack lower layers, there is no probe, and this is
+// SparseXPolicy.
 #pragma once
 
 #include "services/engine/model/recovery_profile.h"

@@ -1,13 +1,14 @@
 // A stage that does not see pages of a prompt (PrefillStage::unseen) computes what attention over a list of the other
 // positions computes: the two differ in how pages are found and rows are turned, not in what they mean.
 #include <algorithm>
-#include <cmath>
 
 #include "services/engine/recovery/sparsex_probe.h"
 #include "tests/services/engine/segments_fixture.h"
 
 namespace spl::engine {
 namespace {
+
+using test::RelativeL2;
 
 // One stage of `rows` that scores the copies and does not see `unseen`: without its pages, or by lists of positions.
 // Then everything is computed.
@@ -90,7 +91,7 @@ class UnseenTextTest : public SegmentsFixture {
     ProbeOnly policy(model_->config(), rows, unseen, by_lists);
     PromptRun run(layout.tokens, layout.hits, *result.kv, policy);
     EXPECT_TRUE(run.Begin(*executor_).ok());
-    while (run.layers().layers.end > 0 && policy.scores().empty()) {
+    while (policy.scores().empty()) {
       const PrefillSlice slice = run.Next(executor_->max_rows());
       const absl::Status status = executor_->Prefill({&slice, 1}, run.layers());
       EXPECT_TRUE(status.ok()) << status;
@@ -111,15 +112,6 @@ class UnseenTextTest : public SegmentsFixture {
     return probe;
   }
 };
-
-double RelativeL2(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    norm += double{b[i]} * b[i];
-  }
-  return std::sqrt(difference / std::max(norm, 1e-30));
-}
 
 // Pages of nobody's: NaN, which one look at them would show.
 TEST_P(UnseenTextTest, IsWhatListsOfPositionsLeaveOut) {
