@@ -348,7 +348,10 @@ TEST_P(SelectTokens, PlantedHeavyHittersAreFound) {
     std::vector<std::set<int32_t>> hitters(b.num_streams());
     for (size_t stream = 0; stream < b.num_streams(); ++stream) {
       std::vector<float> large(static_cast<size_t>(shape.head_dim), 0.0f);
-      for (int i = 0; i < 2; ++i) large[random.Int(0, shape.head_dim - 1)] = random.Int(0, 1) == 0 ? 9.0f : -9.0f;
+      // Two different dimensions: keys that are moved along one alone are not heavy enough to be found.
+      const int32_t first = random.Int(0, shape.head_dim - 1);
+      const int32_t other = (first + random.Int(1, shape.head_dim - 1)) % shape.head_dim;
+      for (const int32_t c : {first, other}) large[c] = random.Int(0, 1) == 0 ? 9.0f : -9.0f;
       for (int32_t h = 0; h < shape.group; ++h) {
         float* q = b.q().data() + (stream * shape.group + h) * shape.head_dim;
         for (int32_t c = 0; c < shape.head_dim; ++c) {
@@ -361,7 +364,7 @@ TEST_P(SelectTokens, PlantedHeavyHittersAreFound) {
       while (hitters[stream].size() < kHitters) hitters[stream].insert(random.Int(0, 3900));
       for (const int32_t j : hitters[stream]) {
         for (int32_t c = 0; c < shape.head_dim; ++c)
-          b.stream(stream).k[static_cast<size_t>(j) * shape.head_dim + c] += 0.38f * large[c];
+          b.stream(stream).k[static_cast<size_t>(j) * shape.head_dim + c] += 0.42f * large[c];
       }
     }
     b.Write();
