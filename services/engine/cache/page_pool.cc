@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "kernels/kv_copy/crc32c.h"
 #include "services/base/check.h"
@@ -154,7 +155,27 @@ void PagePool::Share(std::span<const int32_t> pages) {
 }
 
 void PagePool::Release(std::span<const int32_t> pages) {
-  std::lock_guard lock(mutex_);
+  bool freed = false;
+  {
+    std::lock_guard lock(mutex_);
+    freed = ReleaseLocked(pages);
+  }
+  if (freed && has_listener_) TellFreed();
+}
+
+void PagePool::OnNextFree(std::function<void()> freed) {
+  std::lock_guard lock(listener_mutex_);
+  on_next_free_ = std::move(freed);
+  has_listener_ = on_next_free_ != nullptr;
+}
+
+void PagePool::TellFreed() {
+  std::lock_guard lock(listener_mutex_);
+  has_listener_ = false;
+  if (const auto freed = std::exchange(on_next_free_, nullptr)) freed();
+}
+
+bool PagePool::ReleaseLocked(std::span<const int32_t> pages) {
   // Frees neighbours as one run: most pages of a sequence are neighbours.
   int32_t first = 0, count = 0;
   for (int32_t page : pages) {
@@ -170,6 +191,7 @@ void PagePool::Release(std::span<const int32_t> pages) {
     count = 1;
   }
   if (count > 0) FreeRunLocked(first, count);
+  return count > 0;
 }
 
 void PagePool::FreeRunLocked(int32_t first, int32_t count) {

@@ -1,8 +1,10 @@
 // Allocator of KV pages: tracks free pages and the number of owners of the others.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -38,6 +40,9 @@ class PagePool {
   void Share(std::span<const int32_t> pages);    // each gets one owner more
   void Release(std::span<const int32_t> pages);  // each loses one owner; a page without owners is free
   int32_t owners(int32_t page) const;
+  // Calls `freed` once, when pages become free for the next time, on the thread that releases them. Replaces an earlier
+  // one; null takes it back, and it is not running any more on return. `freed` must not call this function.
+  void OnNextFree(std::function<void()> freed);
 
   int64_t num_free() const;  // what Allocate can give: free pages of the fullest rank × ranks
   bool HasFree(std::span<const int64_t> counts) const;  // AllocateByRank would succeed
@@ -72,6 +77,8 @@ class PagePool {
 
   void TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages);
   void FreeRunLocked(int32_t first, int32_t count);
+  bool ReleaseLocked(std::span<const int32_t> pages);  // whether pages became free
+  void TellFreed();
   int64_t NumFreeLocked() const;
   bool HasFreeLocked(std::span<const int64_t> counts) const;
   absl::Status Copy(kernels::CopyKind kind, const RankOps& ops) const;
@@ -81,6 +88,9 @@ class PagePool {
   mutable std::mutex mutex_;     // guards all below
   std::vector<int32_t> owners_;  // [num_pages]
   std::vector<Part> parts_;
+  std::atomic<bool> has_listener_{false};
+  std::mutex listener_mutex_;  // guards on_next_free_; held while it runs
+  std::function<void()> on_next_free_;
 };
 
 }  // namespace spl::engine

@@ -62,10 +62,11 @@ absl::StatusOr<DecodeAdmission::Ready> DecodeAdmission::Advance(DecodeSequence& 
   if (next.parked != nullptr) SPLICE_RETURN_IF_ERROR(preemption_.Return(next));
   if (next.started()) return Ready::kNow;
   if (DecodeStart::HasSlices(next)) {
-    batch_.LookAgain();
-    // One that finds no pages has not run: whoever gives way for it would otherwise be back before its turn comes.
+    // One that finds no pages has not run: whoever gives way for it would otherwise be back before its turn comes. It
+    // is looked at again when pages are freed.
     if (!round.ran_slice) SPLICE_RETURN_IF_ERROR(start_.RunSlice(next));
     round.ran_slice = true;
+    batch_.LookAgain();
     if (DecodeStart::HasSlices(next)) return Ready::kLater;
   }
   const int64_t own = next.gathered_tokens();

@@ -130,16 +130,19 @@ void DecodeEngine::Stop() {
     wake_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
+  pool_.OnNextFree(nullptr);
   delivery_.Stop();
 }
 
 void DecodeEngine::RunLoop() {
   while (true) {
     delivery_.WaitForRoom();
+    const bool idle = batch_.running().empty() && !batch_.TakeLookAgain();
+    // Those that wait may wait for pages that others hold.
+    if (idle && !batch_.waiting().empty()) pool_.OnNextFree([this] { Wake(); });
     {
       std::unique_lock lock(mutex_);
-      if (batch_.running().empty() && !batch_.TakeLookAgain())
-        wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
+      if (idle) wake_.wait_for(lock, kIdleWait, [&] { return woken_ || stopping_; });
       woken_ = false;
       if (stopping_) break;
     }

@@ -86,6 +86,27 @@ TEST_F(CacheTest, RandomUseKeepsTheInvariants) {
   EXPECT_EQ(pool_.num_free(), kPages);
 }
 
+TEST_F(CacheTest, WhoAsksIsToldOnceThatPagesBecameFree) {
+  std::vector<int32_t> pages, more;
+  ASSERT_TRUE(pool_.Allocate(10, pages).ok() && pool_.Allocate(10, more).ok());
+  pool_.Share(pages);
+  int told = 0;
+  pool_.OnNextFree([&] {
+    ++told;
+    EXPECT_GE(pool_.num_free(), kPages - 10) << "told before the pages are free";
+  });
+  pool_.Release(pages);  // they have another owner
+  EXPECT_EQ(told, 0);
+  pool_.Release(pages);
+  EXPECT_EQ(told, 1);
+  pool_.Release(std::span(more).first(1));
+  EXPECT_EQ(told, 1) << "it was asked for once";
+  pool_.OnNextFree([&] { ++told; });
+  pool_.OnNextFree(nullptr);
+  pool_.Release(std::span(more).subspan(1));
+  EXPECT_EQ(told, 1) << "taken back";
+}
+
 TEST_F(CacheTest, DoubleReleaseDies) {
   std::vector<int32_t> pages;
   ASSERT_TRUE(pool_.Allocate(1, pages).ok());

@@ -104,6 +104,36 @@ TEST_F(DecodeAdmissionTest, AChoiceThatFindsNoPagesRunsOnceAnotherHasGivenWay) {
   decode_pool_->CheckInvariants();
 }
 
+// The pages that a choice needs are reserved for others, and nothing runs: the engine waits until they are freed, then
+// goes on at once. It used to look again without a pause.
+TEST_F(DecodeAdmissionTest, AChoiceWaitsForPagesThatOthersHold) {
+  std::mt19937 random = SeededRandom("a choice that waits");
+  std::atomic<int> looks{0};
+  DecodeEngineOptions options{.executor = {.max_rows = 32}};
+  options.make_room = [&](int64_t) {
+    ++looks;
+    return false;
+  };
+  Start(8192, 2048, {}, options);
+  const int64_t streams = KvShapeOf(model_->config()).num_streams();
+  std::vector<int32_t> reserved;
+  selection_ = Selector("h2o", 64);
+  change_decode_ = [&](DecodeRequest&) {
+    const int64_t left = 2 * streams;
+    EXPECT_TRUE(decode_pool_->Allocate(decode_pool_->num_free() - left, reserved).ok());
+  };
+  const auto chooser = Submit(RandomPrompt(random, 300), Greedy(5));
+  ASSERT_TRUE(test::Eventually([&] { return looks > 0; }));
+  const int first = looks;
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_TRUE(test::Eventually([&] { return looks >= first + 3; })) << "the safety net";
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 150ms) << "looks without a pause";
+  EXPECT_FALSE(chooser->done);
+  decode_pool_->Release(reserved);
+  ASSERT_TRUE(chooser->Wait());
+  EXPECT_TRUE(chooser->status.ok()) << chooser->status;
+}
+
 // Sequences whose first step gathers keys join a few at a time, and their answers do not depend on it.
 TEST_F(DecodeAdmissionTest, FirstSparseStepsTakeTurns) {
   std::mt19937 random = SeededRandom("first sparse steps");
