@@ -85,11 +85,11 @@ class PagePool {
 
   const KvPartitions view_;
   const std::vector<const kernels::Backend*> backends_;
-  mutable std::mutex mutex_;     // guards all below
+  mutable std::mutex mutex_;     // guards owners_ and parts_
   std::vector<int32_t> owners_;  // [num_pages]
   std::vector<Part> parts_;
-  std::atomic<bool> has_listener_{false};
-  std::mutex listener_mutex_;  // guards on_next_free_; held while it runs
+  std::atomic<bool> has_listener_{false};  // whether on_next_free_ is set: Release asks without a lock
+  std::mutex listener_mutex_;              // guards on_next_free_; held while it runs
   std::function<void()> on_next_free_;
 };
 

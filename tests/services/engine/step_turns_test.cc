@@ -228,7 +228,7 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
       .share = 1, .interval = 1, .report = [&](std::string_view, const LogitAgreement&, double) { in_a_step(); }};
   selection_ = Selector("streaming", 4096);
   std::mt19937 random(4);
-  const std::vector<int32_t> running = RandomPrompt(random, 100), long_prompt = RandomPrompt(random, 1280);
+  const std::vector<int32_t> running = RandomPrompt(random, 100), long_prompt = RandomPrompt(random, 2560);
   struct Moment {  // of a step or a slice, in its turn
     size_t steps, slices;
     bool other_waits;
@@ -257,9 +257,9 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
   ASSERT_TRUE(stream->Wait() && stream->status.ok()) << stream->status;
   EXPECT_EQ(stream->tokens, Expected(running, Greedy(600)));
   EXPECT_EQ(other->tokens, Expected(long_prompt, Greedy(4)));
-  ASSERT_EQ(slices.size(), 20u);
+  ASSERT_EQ(slices.size(), 40u);
   size_t awaited = 0;
-  for (size_t i = 1; i < steps.size() && steps[i].slices < 20; ++i) {
+  for (size_t i = 1; i < steps.size() && steps[i].slices < 40; ++i) {
     if (!steps[i - 1].other_waits) continue;
     ++awaited;
     EXPECT_GT(steps[i].slices, steps[i - 1].slices) << "step " << i << " came before the slice that waited";
@@ -269,8 +269,8 @@ TEST_F(SharedDeviceTest, StepsAndSlicesTakeTurns) {
     ++awaited;
     EXPECT_GT(slices[i].steps, slices[i - 1].steps) << "slice " << i << " came before the step that waited";
   }
-  // There are 39. On a busy machine the thread of the other engine is often not yet there when a turn is taken.
-  EXPECT_GE(awaited, 3u) << "nobody waited for anybody";
+  // There are 79. On a busy machine the thread of the other engine is often not yet there when a turn is taken.
+  EXPECT_GE(awaited, 10u) << "nobody waited for anybody";
   EXPECT_GE(slices.back().steps - slices.front().steps, 10u) << "decoding stood still";
 }
 
