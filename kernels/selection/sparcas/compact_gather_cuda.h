@@ -66,27 +66,28 @@ __device__ __forceinline__ void ChooseDims(SmemT& s, const ParamsT& p, const Q* 
 }
 
 // Keys pass through shared memory 16 rows at a time; a row's stride is that of 16-byte chunks, with one more so that
-// the rows of a dimension lie in different banks.
+// the rows of a dimension lie in different banks. Chunks of codes have 8 bytes: a row need not be a multiple of 16.
 inline constexpr int kGatherRows = 16;
 constexpr int kGatherStride(int row_bytes) { return row_bytes + 16; }
 
 // The key of candidate j.
 template <typename Kv, bool kListed>
-__device__ __forceinline__ const Kv* KeyOf(const Params& p, const int32_t* table, const Candidates& own, int32_t j) {
+__device__ __forceinline__ KeyRow<Kv> KeyOf(const Params& p, const int32_t* table, const Candidates& own, int32_t j) {
   const int32_t position = PositionOf<kListed>(own, j);
-  return reinterpret_cast<const Kv*>(p.batch.pool.base) +
-         (int64_t{table[position / kTile]} * 2 * kTile + position % kTile) * p.head_dim;
+  return {KeysOf<Kv>(p.batch.pool.base, table[position / kTile], p.head_dim), position % kTile, p.head_dim};
 }
 
 // Gathers `slots` of candidates [begin, end) of tile `tile`; a warp. Chosen dimensions lie all over a row: a few are
-// fetched one by one, for more of them whole rows are read. stage: kGatherRows rows of this warp.
+// fetched one by one, for more of them whole rows are read. tile_at: CompactStream::At of the tile. stage: kGatherRows
+// rows of this warp.
 template <typename Kv, bool kListed>
 __device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table, const Candidates& own,
                                            int64_t tile_at, int32_t tile, int32_t begin, int32_t end,
                                            const int32_t* slots, int num_slots, const int32_t* dims, char* stage) {
   constexpr int kFewSlots = 3;
-  Kv* pool = reinterpret_cast<Kv*>(p.batch.pool.base);
-  Kv* to = pool + tile_at;
+  using Chunk = std::conditional_t<kCodes<Kv>, uint2, uint4>;
+  constexpr int kChunk = sizeof(Chunk);
+  auto* to = reinterpret_cast<CompactType<Kv>*>(p.batch.pool.base) + tile_at;
   const int lane = threadIdx.x % 32, row_bytes = p.head_dim * static_cast<int>(sizeof(Kv));
   begin = max(begin - tile * kTile, 0);
   end = min(end - tile * kTile, kTile);
@@ -98,43 +99,45 @@ __device__ __forceinline__ void GatherTile(const Params& p, const int32_t* table
     }
     return;
   }
-  const int chunks = row_bytes / 16, stride = kGatherStride(row_bytes);
+  const int chunks = row_bytes / kChunk, stride = kGatherStride(row_bytes);
   for (int first = 0; first < kTile; first += kGatherRows) {
     if (first >= end || first + kGatherRows <= begin) continue;
     const char* from = reinterpret_cast<const char*>(p.batch.pool.base);
     int64_t row_at = 0;
+    // This lane's row; past the last candidate that again.
+    const int32_t at_lane = min(tile * kTile + first + lane % kGatherRows, own.count - 1);
+    const KeyRow<Kv> of_lane = KeyOf<Kv, kListed>(p, table, own, at_lane);
     if constexpr (kListed) {
-      // This lane's row, for the others; past the last candidate that again.
-      const int32_t at_lane = min(tile * kTile + first + lane % kGatherRows, own.count - 1);
-      row_at = reinterpret_cast<const char*>(KeyOf<Kv, kListed>(p, table, own, at_lane)) - from;
+      row_at = reinterpret_cast<const char*>(of_lane.row) - from;  // for the other lanes
     } else {
-      from = reinterpret_cast<const char*>(KeyOf<Kv, kListed>(p, table, own, tile * kTile + first));
+      from = reinterpret_cast<const char*>(KeyOf<Kv, kListed>(p, table, own, tile * kTile + first).row);
     }
-    constexpr int kAtOnce = 8;  // 16 rows of 256 bytes
+    constexpr int kAtOnce = 8;  // 16 rows of 128 elements of 2 bytes or codes
     for (int base = 0; base < kGatherRows * chunks; base += 32 * kAtOnce) {
-      uint4 x[kAtOnce];
+      Chunk x[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int at = base + 32 * n + lane;
         if constexpr (kListed) {
           const int64_t row = __shfl_sync(0xffffffffu, row_at, min(at / chunks, kGatherRows - 1));
-          if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const uint4*>(from + row + at % chunks * 16);
+          if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const Chunk*>(from + row + at % chunks * kChunk);
         } else {
-          if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const uint4*>(from + at * 16);
+          if (at < kGatherRows * chunks) x[n] = *reinterpret_cast<const Chunk*>(from + at * kChunk);
         }
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int at = base + 32 * n + lane;
         if (at < kGatherRows * chunks)
-          *reinterpret_cast<uint4*>(stage + at / chunks * stride + at % chunks * 16) = x[n];
+          *reinterpret_cast<Chunk*>(stage + at / chunks * stride + at % chunks * kChunk) = x[n];
       }
     }
     __syncwarp();
     const int row = first + lane % kGatherRows;
+    const KeyRow<Kv> staged = of_lane.CopiedTo(stage + lane % kGatherRows * stride);
     for (int i = lane / kGatherRows; i < num_slots; i += 32 / kGatherRows) {
       const int slot = slots == nullptr ? i : slots[i];
-      const Kv x = reinterpret_cast<const Kv*>(stage + lane % kGatherRows * stride)[dims[slot]];
+      const CompactType<Kv> x = staged[dims[slot]];
       if (row >= begin && row < end) to[slot * kTile + row] = x;
     }
     __syncwarp();
@@ -158,7 +161,7 @@ struct GatherStep {
 // code of every step, so that it does not cost that code registers. stage: as for GatherTile, one per warp.
 template <int kThreads, bool kListed, typename SmemT, typename Q, typename Kv>
 __device__ __noinline__ void Gather(const Params& p, SmemT& s, const GatherStep<Q>& x, char* stage) {
-  const CompactStream compact(p, x.compact);
+  const CompactStream<Kv> compact(p, x.compact);
   const int t = threadIdx.x, warp = t / 32;
   if (x.refresh) {
     ChooseDims<kThreads>(s, p, x.q, x.dims_before, x.first);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_types.h"
+#include "kernels/selection/sparcas/key_rows_cuda.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
 #include "kernels/selection/token_choice_cuda.h"
 
@@ -109,19 +110,20 @@ struct Part {
   }
 };
 
-// Where a stream's compact keys are.
+// Where a stream's compact keys are, in a pool of Kv (compact_keys.h, key_rows_cuda.h).
+template <typename Kv>
 struct CompactStream {
   const int32_t* pages;
   int32_t tiles_per_page;
-  int64_t page_elements;
+  int64_t page_elements;  // elements of CompactType<Kv>, as below
   int32_t tile_elements;
 
   __device__ __forceinline__ CompactStream(const Params& p, const int32_t* compact)
       : pages(compact),
-        tiles_per_page(2 * p.head_dim / p.num_dims),
-        page_elements(int64_t{2} * kTile * p.head_dim),
+        tiles_per_page((kCodes<Kv> ? 1 : 2) * p.head_dim / p.num_dims),
+        page_elements(PageElements<Kv>(p.head_dim) / (kCodes<Kv> ? 2 : 1)),
         tile_elements(p.num_dims * kTile) {}
-  // Place of a tile, in elements of the pool.
+  // Place of a tile, in elements from the pool's first.
   __device__ __forceinline__ int64_t At(int32_t tile) const {
     return pages[tile / tiles_per_page] * page_elements + int64_t{tile % tiles_per_page} * tile_elements;
   }

@@ -5,7 +5,9 @@
 // heads, so a cluster should be just large enough that all streams run at once. Compact keys that existed before this
 // step are loaded into registers while the previous kernel still runs.
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/common/kv_rows.h"
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
 #include "kernels/selection/sparcas/select_block_cuda.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
@@ -61,7 +63,7 @@ struct KeyRequest {
 // them. A step as most are is plain: the positions to append are all in the last tile, whose other ones are there
 // already. stage: shared memory where the sums and terms will be. Returns with the previous kernel done.
 template <int kThreads, bool kMma, bool kListed, typename Kv, typename SmemT, typename Q, typename Terms>
-__device__ __forceinline__ void BringKeys(const Params& p, SmemT& s, const Part& part, const CompactStream& compact,
+__device__ __forceinline__ void BringKeys(const Params& p, SmemT& s, const Part& part, const CompactStream<Kv>& compact,
                                           const StreamStep<Q>& x, const KeyRequest& r, Terms& mma, char* stage) {
   const bool plain = kMma && !x.refresh && x.gathered >= (part.num_tiles - 1) * kTile;
   int32_t last_page = 0;
@@ -72,11 +74,13 @@ __device__ __forceinline__ void BringKeys(const Params& p, SmemT& s, const Part&
     if (!r.listed) last_page = x.table[part.num_tiles - 1];
   }
   WaitForPrevious();
-  if (kMma && plain) {
-    mma.TakeQueries(x.q);
-    if (part.end_tile == part.num_tiles && threadIdx.x < 32)
-      mma.template Append<kListed>(x.gathered, last_page, x.table, r.own, r.listed);
-    return;
+  if constexpr (kMma) {
+    if (plain) {
+      mma.TakeQueries(x.q);
+      if (part.end_tile == part.num_tiles && threadIdx.x < 32)
+        mma.template Append<kListed>(x.gathered, last_page, x.table, r.own, r.listed);
+      return;
+    }
   }
   Gather<kThreads, kListed, SmemT, Q, Kv>(
       p, s,
@@ -90,8 +94,6 @@ __device__ __forceinline__ void BringKeys(const Params& p, SmemT& s, const Part&
   }
 }
 
-// kMma: bf16 throughout, 16 dimensions, at most kHeads query heads a KV head. kTiles: of a warp in flight.
-// kListed: streams may be listed.
 // The candidates of a stream. Unless a launch is early, the previous kernel may have written their list.
 template <bool kListed>
 __device__ __forceinline__ Candidates FindCandidates(const Params& p, int sequence, int head) {
@@ -101,6 +103,8 @@ __device__ __forceinline__ Candidates FindCandidates(const Params& p, int sequen
   return p.selection.CandidatesOf(sequence, head, kv_len);
 }
 
+// kMma: queries and compact keys of bf16, 16 dimensions, at most kHeads query heads a KV head. kTiles: of a warp in
+// flight. kListed: streams may be listed. Kv: see key_rows_cuda.h.
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, bool kAllInSmem, bool kListed, typename Q,
           typename Kv>
 __device__ __forceinline__ void Select(const Params& p) {
@@ -131,11 +135,11 @@ __device__ __forceinline__ void Select(const Params& p) {
   }
   const int t = threadIdx.x;
   const Part part(kv_len, rank, kBlocks);
-  const CompactStream compact(p, p.selection.CompactPages(sequence, head));
+  const CompactStream<Kv> compact(p, p.selection.CompactPages(sequence, head));
   const StreamStep<Q> x(p, step, staged, sequence, head);
   const Storage<kAllInSmem> storage(p, raw + sizeof(SmemT), blockIdx.x);
 
-  MmaTerms<kWarps, kTiles, kHeads> mma(p, part, compact);
+  MmaTerms<kWarps, kTiles, kHeads, Kv> mma(p, part, compact);
   BringKeys<kThreads, kMma, kListed, Kv>(p, s, part, compact, x, {own, listed, rank == 0, scores_wanted}, mma,
                                          reinterpret_cast<char*>(storage.units + p.group * kUnits));
   int32_t* tokens = p.tokens + stream * p.list_stride;
@@ -181,8 +185,9 @@ __global__ void __launch_bounds__(kThreads, PerSm(kThreads)) SelectKernel(const 
 }
 
 bool ServedByMma(const SelectArgs& a, int capability) {
-  return capability >= 90 && a.dtype == DType::kBF16 && a.batch.pool.dtype == DType::kBF16 && a.num_dims == kMmaDims &&
-         a.heads.num_qo_heads / a.heads.num_kv_heads <= kMaxDecodeGroup && Aligned16(a.batch.pool.base);
+  return capability >= 90 && a.dtype == DType::kBF16 && DerivedKeyType(a.batch.pool.dtype) == DType::kBF16 &&
+         a.num_dims == kMmaDims && a.heads.num_qo_heads / a.heads.num_kv_heads <= kMaxDecodeGroup &&
+         Aligned16(a.batch.pool.base);
 }
 
 struct Device {
@@ -223,7 +228,7 @@ Layout LayoutOf(const SelectArgs& a, const Device& d, int blocks, int threads, s
   return l;
 }
 
-template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, typename Q, typename Kv>
+template <int kBlocks, int kThreads, typename Kv>
 Layout LayoutOf(const SelectArgs& a, const Device& d) {
   return LayoutOf(a, d, kBlocks, kThreads, sizeof(Smem<kBlocks, kThreads>), sizeof(Kv));
 }
@@ -231,7 +236,7 @@ Layout LayoutOf(const SelectArgs& a, const Device& d) {
 template <int kBlocks, int kThreads, int kTiles, bool kMma, int kHeads, typename Q, typename Kv>
 cudaError_t Launch(const SelectArgs& a, Params p, const Device& d, cudaStream_t stream) {
   static_assert(sizeof(Smem<kBlocks, kThreads>) % 16 == 0);
-  const Layout l = LayoutOf<kBlocks, kThreads, kTiles, kMma, kHeads, Q, Kv>(a, d);
+  const Layout l = LayoutOf<kBlocks, kThreads, Kv>(a, d);
   p.block_tiles = l.block_tiles;
   p.smem_tiles = l.smem_tiles;
   p.smem_sums = l.smem_sums;
@@ -281,11 +286,11 @@ bool WithForm(const SelectArgs& a, const Device& d, SelectForm f, const Body& bo
   return is.template operator()<8, 512, 2, 16>() || is.template operator()<2, 512, 2, 16>();
 }
 
+template <typename Kv>
 cudaError_t LaunchMma(const SelectArgs& a, const Params& p, const Device& d, cudaStream_t stream, SelectForm form) {
-  using B = __nv_bfloat16;
   cudaError_t e = cudaErrorNotSupported;
   WithForm(a, d, form, [&]<int kBlocks, int kThreads, int kTiles, int kHeads>() {
-    e = Launch<kBlocks, kThreads, kTiles, true, kHeads, B, B>(a, p, d, stream);
+    e = Launch<kBlocks, kThreads, kTiles, true, kHeads, __nv_bfloat16, Kv>(a, p, d, stream);
   });
   return e;
 }
@@ -296,9 +301,12 @@ cudaError_t LaunchGeneric(const SelectArgs& a, const Params& p, const Device& d,
                             : Launch<1, 256, 2, false, 8, Q, Kv>(a, p, d, stream);
 }
 
-template <typename Kv>
-Layout GenericLayout(const SelectArgs& a, const Device& d) {
-  return d.capability >= 90 ? LayoutOf<8, 256, 2, false, 8, Kv, Kv>(a, d) : LayoutOf<1, 256, 2, false, 8, Kv, Kv>(a, d);
+// Calls body<Kv>() with the pool's type of elements (key_rows_cuda.h).
+template <typename Body>
+void WithPool(DType pool, const Body& body) {
+  if (pool == DType::kF32) return body.template operator()<float>();
+  if (pool == DType::kE4M3) return body.template operator()<uint8_t>();
+  body.template operator()<__nv_bfloat16>();
 }
 
 }  // namespace
@@ -308,14 +316,16 @@ size_t SelectScratchBytes(const SelectArgs& a, SelectForm form) {
   if (Find(d) != cudaSuccess) return 0;  // the launch will say so
   int blocks = d.capability >= 90 ? 8 : 1;
   Layout l;
-  if (ServedByMma(a, d.capability)) {
+  WithPool(a.batch.pool.dtype, [&]<typename Kv>() {
+    if (!ServedByMma(a, d.capability)) {
+      l = blocks == 8 ? LayoutOf<8, 256, Kv>(a, d) : LayoutOf<1, 256, Kv>(a, d);
+      return;
+    }
     WithForm(a, d, form, [&]<int kBlocks, int kThreads, int kTiles, int kHeads>() {
-      l = LayoutOf<kBlocks, kThreads, kTiles, true, kHeads, __nv_bfloat16, __nv_bfloat16>(a, d);
+      l = LayoutOf<kBlocks, kThreads, Kv>(a, d);
       blocks = kBlocks;
     });
-  } else {
-    l = a.batch.pool.dtype == DType::kBF16 ? GenericLayout<__nv_bfloat16>(a, d) : GenericLayout<float>(a, d);
-  }
+  });
   return static_cast<size_t>(a.batch.num_sequences) * a.heads.num_kv_heads * blocks * l.scratch_stride * sizeof(float);
 }
 
@@ -324,9 +334,7 @@ cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm fo
   Device d;
   if (const cudaError_t e = Find(d); e != cudaSuccess) return e;
   const int group = a.heads.num_qo_heads / a.heads.num_kv_heads;
-  // Codes have packed keys only (sparse_attention_cuda.h).
-  if (d.capability < 80 || a.max_kv_len > kMaxSelectKvLen || group > kMaxGroup || a.heads.head_dim > kMaxDim ||
-      a.batch.pool.dtype == DType::kE4M3)
+  if (d.capability < 80 || a.max_kv_len > kMaxSelectKvLen || group > kMaxGroup || a.heads.head_dim > kMaxDim)
     return cudaErrorNotSupported;
   Params p{};
   p.batch = a.batch;
@@ -346,11 +354,18 @@ cudaError_t SelectTokens(const SelectArgs& a, cudaStream_t stream, SelectForm fo
   p.num_dims = a.num_dims;
   p.scale = a.heads.sm_scale * kLog2e;
   p.early = a.early;
-  const bool bf16_q = a.dtype == DType::kBF16, bf16_kv = a.batch.pool.dtype == DType::kBF16;
-  if (ServedByMma(a, d.capability)) return LaunchMma(a, p, d, stream, form);
-  using B = __nv_bfloat16;
-  if (bf16_q) return bf16_kv ? LaunchGeneric<B, B>(a, p, d, stream) : LaunchGeneric<B, float>(a, p, d, stream);
-  return bf16_kv ? LaunchGeneric<float, B>(a, p, d, stream) : LaunchGeneric<float, float>(a, p, d, stream);
+  cudaError_t e = cudaErrorNotSupported;
+  WithPool(a.batch.pool.dtype, [&]<typename Kv>() {
+    if constexpr (!std::is_same_v<Kv, float>) {
+      if (ServedByMma(a, d.capability)) {
+        e = LaunchMma<Kv>(a, p, d, stream, form);
+        return;
+      }
+    }
+    e = a.dtype == DType::kBF16 ? LaunchGeneric<__nv_bfloat16, Kv>(a, p, d, stream)
+                                : LaunchGeneric<float, Kv>(a, p, d, stream);
+  });
+  return e;
 }
 
 }  // namespace spl::kernels::cuda

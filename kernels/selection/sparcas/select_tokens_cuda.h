@@ -2,6 +2,7 @@
 //
 // Everything that changes from step to step (kv_len, steps, tables, budgets, state) is read from device memory, so that
 // a recorded launch serves later steps with other values; the shape of the launch follows from the arguments alone.
+// Pages are of any type that a pool may have; queries of f32 or bf16 go with each.
 #pragma once
 
 #include <cuda_runtime_api.h>

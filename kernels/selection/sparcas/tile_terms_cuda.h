@@ -8,6 +8,7 @@
 // shapes and types are scored by plain loops.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
@@ -15,12 +16,11 @@
 namespace spl::kernels::cuda::select_tokens {
 
 // The products of a warp by mma. kTiles: tiles whose keys are in registers or on their way; kHeads: query heads of the
-// stream, at most.
-template <int kWarps, int kTiles, int kHeads>
+// stream, at most. Kv: see key_rows_cuda.h; compact keys are bf16.
+template <int kWarps, int kTiles, int kHeads, typename Kv>
 class MmaTerms {
  public:
-  // pool: of bf16.
-  __device__ __forceinline__ MmaTerms(const Params& p, const Part& part, const CompactStream& compact)
+  __device__ __forceinline__ MmaTerms(const Params& p, const Part& part, const CompactStream<Kv>& compact)
       : p_(p),
         part_(part),
         compact_(compact),
@@ -57,20 +57,21 @@ class MmaTerms {
   template <bool kListed>
   __device__ __forceinline__ void Append(int32_t gathered, int32_t page, const int32_t* table, const Candidates& own,
                                          bool listed) {
+    static_assert(std::is_same_v<CompactType<Kv>, __nv_bfloat16>);
     const int32_t tile = part_.num_tiles - 1;
-    auto* to = reinterpret_cast<unsigned short*>(p_.batch.pool.base) + compact_.At(tile);
-    const auto* keys_of =
-        reinterpret_cast<const unsigned short*>(p_.batch.pool.base) + int64_t{page} * compact_.page_elements;
+    auto* to = reinterpret_cast<__nv_bfloat16*>(p_.batch.pool.base) + compact_.At(tile);
+    const Kv* keys = KeysOf<Kv>(p_.batch.pool.base, page, p_.head_dim);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {  // this lane's positions
       const int slot = 8 * g_ + n;
       if (tile * kTile + slot < gathered || tile * kTile + slot >= part_.kv_len) continue;
-      const auto* key = keys_of + slot * p_.head_dim;
-      if (listed) key = KeyOf<unsigned short, kListed>(p_, table, own, tile * kTile + slot);
+      const KeyRow<Kv> key =
+          listed ? KeyOf<Kv, kListed>(p_, table, own, tile * kTile + slot) : KeyRow<Kv>(keys, slot, p_.head_dim);
 #pragma unroll
       for (int d = 0; d < 4; ++d) {
-        const uint32_t value = key[dims_[d]];
-        to[SlotOf(d) * kTile + slot] = static_cast<unsigned short>(value);
+        const __nv_bfloat16 element = key[dims_[d]];
+        to[SlotOf(d) * kTile + slot] = element;
+        const uint32_t value = __bfloat16_as_ushort(element);
         uint32_t& word = keys_[0][d][n / 2];
         word = n % 2 == 0 ? (word & 0xffff0000u) | value : (word & 0xffffu) | value << 16;
       }
@@ -179,7 +180,7 @@ class MmaTerms {
 
   const Params& p_;
   const Part& part_;
-  const CompactStream& compact_;
+  const CompactStream<Kv>& compact_;
   const int warp_, g_, c_;
   uint32_t keys_[kTiles][4][4];  // keys of this lane's dimension and word
   int32_t dims_[4];              // this lane's dimensions,
@@ -210,11 +211,11 @@ __device__ __forceinline__ float2 StorePlainTerms(float* terms, const Score& sco
 
 // The same for every shape and type. dims: of the step.
 template <int kWarps, typename Q, typename Kv, typename StorageT>
-__device__ __forceinline__ void ScorePlainly(const Params& p, const Part& part, const CompactStream& compact,
+__device__ __forceinline__ void ScorePlainly(const Params& p, const Part& part, const CompactStream<Kv>& compact,
                                              const Q* q, const int32_t* dims, const StorageT& storage) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   for (int32_t tile = part.end_tile - 1 - warp; tile >= part.first_tile; tile -= kWarps) {
-    const Kv* keys = reinterpret_cast<const Kv*>(p.batch.pool.base) + compact.At(tile);
+    const auto* keys = reinterpret_cast<const CompactType<Kv>*>(p.batch.pool.base) + compact.At(tile);
     for (int h = 0; h < p.group; ++h) {
       const float2 sums = StorePlainTerms(storage.tile(tile - part.first_tile) + h * kTile, [&](int slot) {
         if (tile * kTile + slot >= part.kv_len) return -INFINITY;
