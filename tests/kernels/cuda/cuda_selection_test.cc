@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "kernels/backend/backend.h"
 #include "tests/kernels/support/kernel_test_util.h"
@@ -46,7 +47,8 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> lengths;
   int32_t budget;
   int steps;
-  double held = 0;  // every other sequence only holds so much of what it had
+  double held = 0;                              // every other sequence only holds so much of what it had
+  std::optional<DType> q_dtype = std::nullopt;  // unless it is DerivedKeyType
 };
 
 // Every other sequence, from the second on.
@@ -63,7 +65,7 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
   for (float& x : b.q()) x = ToFloat(ToBf16(x));
   int64_t longest = 0;
   for (const auto& [kv_len, max_len] : c.lengths) longest = std::max<int64_t>(longest, max_len);
-  DeviceSide device(cuda, b, c.budget, longest, DerivedKeyType(c.shape.dtype));
+  DeviceSide device(cuda, b, c.budget, longest, c.q_dtype.value_or(DerivedKeyType(c.shape.dtype)));
   for (int step = 0; step < c.steps; ++step) {
     for (TestSequence& s : b.sequences()) {
       s.step.selects = steps.Int(0, 5) > 0;
@@ -140,9 +142,10 @@ TEST_F(CudaSelectionTest, SparseStreamsEqualTheReference) {
 
 // What is listed, and the ends of it that a step asks for; everybody else's lists stay.
 TEST_F(CudaSelectionTest, ListsOfCandidatesEqualTheReference) {
-  for (const uint64_t seed : {770u, 771u, 772u}) {
+  for (const uint64_t seed : {770u, 771u, 772u, 773u}) {
     Random random(seed);
-    const SelectingShape shape{2, 1, seed == 771 ? 40 : 64, 8, seed == 772 ? DType::kF32 : DType::kBF16};
+    const DType dtype = seed == 772 ? DType::kF32 : seed == 773 ? DType::kE4M3 : DType::kBF16;
+    const SelectingShape shape{2, 1, seed == 771 ? 40 : 64, 8, dtype};
     SelectingBatch b(random, shape, {{50, 60}, {2, 20}, {900, 920}, {30000, 30020}, {64, 80}, {9000, 9020}});
     b.Write();
     HoldSome(random, b, 0.6);
@@ -184,6 +187,40 @@ TEST_F(CudaSelectionTest, OtherShapesEqualTheReference) {
   RunCase(*cuda_, {{1, 5, 32, 4, DType::kF32}, mixed, 128, 6}, ++seed);
   RunCase(*cuda_, {{1, 4, 128, 16, DType::kF32}, {{33000, 33010}}, 1024, 3}, ++seed);
   RunCase(*cuda_, {{1, 20, 128, 16, DType::kBF16}, mixed, 64, 4}, ++seed);
+}
+
+// Compact keys of bf16 beside codes: by tensor cores and by plain loops, with rows of 16-byte chunks and with others,
+// and with compact pages that hold 1, 2 and up to 16 tiles.
+TEST_F(CudaSelectionTest, ShapesOfCodesEqualTheReference) {
+  uint64_t seed = 810;
+  const DType e4m3 = DType::kE4M3;
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
+                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
+  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, mixed, 200, 14}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, e4m3}, mixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, mixed, 300, 6}, ++seed);
+  RunCase(*cuda_, {{1, 2, 40, 16, e4m3}, mixed, 100, 8}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, {{16384, 16400}, {8191, 8200}}, 2048, 5}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 8, e4m3}, mixed, 200, 8}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, mixed, 200, 8}, ++seed);
+  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, mixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{1, 3, 96, 96, e4m3}, mixed, 64, 6}, ++seed);
+  RunCase(*cuda_, {{1, 20, 128, 16, e4m3}, mixed, 64, 4}, ++seed);
+  RunCase(*cuda_, {{1, 4, 128, 8, e4m3}, {{33000, 33010}}, 1024, 3}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 16, e4m3}, mixed, 100, 6, 0, DType::kF32}, ++seed);
+}
+
+TEST_F(CudaSelectionTest, SparseStreamsOfCodesEqualTheReference) {
+  uint64_t seed = 830;
+  const DType e4m3 = DType::kE4M3;
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
+                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
+  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, mixed, 200, 14, 0.5}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, mixed, 300, 10, 0.8}, ++seed);
+  RunCase(*cuda_, {{2, 4, 64, 16, e4m3}, {{400, 420}, {16384, 16420}, {8191, 8200}}, 512, 20, 0.25}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, mixed, 200, 10, 0.5}, ++seed);
+  RunCase(*cuda_, {{1, 5, 128, 8, e4m3}, mixed, 100, 8, 0.4}, ++seed);
+  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, mixed, 64, 8, 0.3}, ++seed);
 }
 
 // Weights of which many are equal: ties to the lower position, however many candidates that makes.
@@ -348,7 +385,6 @@ TEST_F(CudaSelectionTest, AttentionOverLists) {
     ExpectOk(cuda_->DecodeAttention(device.ctx(), device.AttentionArgs(streams)));
     const std::vector<float> identity = device.Out();
     ExpectClose(identity, reference(full), DerivedKeyType(shape.shape.dtype), "identity, seed " + std::to_string(seed));
-    if (shape.shape.dtype == DType::kE4M3) continue;  // SelectTokens does not read codes
     // Made by SelectTokens: the same bits.
     for (TestSequence& s : b.sequences()) s.budget = 5000;
     device.Stage(plan, 3);
