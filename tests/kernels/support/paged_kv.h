@@ -2,9 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/attention/attention.h"
@@ -117,6 +120,41 @@ class TestPool {
   std::vector<std::byte> bytes_;
   KvPoolView view_;
   std::vector<int32_t> free_;
+};
+
+// Rows of pages of kE4M3 that two backends wrote, where the values may differ in their last bits before they are
+// rounded. A value that lies in the middle between two codes then becomes either, and these are up to an eighth of it
+// apart: more than ToleranceFor allows. Each element may therefore be one code away, and 1 in 10,000 of all may differ,
+// and one more. Norms and rotations in f32 move one in a million; a wrong way to round moves every second one.
+class CodeRows {
+ public:
+  // Row `slot` of half a page each.
+  void Compare(int32_t head_dim, const std::byte* got, const std::byte* want, int32_t slot, const std::string& what) {
+    const uint8_t got_scale = KvRowScale(head_dim, got, slot), want_scale = KvRowScale(head_dim, want, slot);
+    ASSERT_LE(std::abs(got_scale - want_scale), 1) << what << ": scales";
+    const float scale = RowScaleValue(std::max(got_scale, want_scale));
+    for (int32_t c = 0; c < head_dim; ++c) {
+      const float x = KvElement(DType::kE4M3, head_dim, got, slot, c);
+      const float y = KvElement(DType::kE4M3, head_dim, want, slot, c);
+      ++compared_;
+      if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+      ++differ_;
+      ASSERT_LE(std::abs(x - y), Step(std::min(std::abs(x), std::abs(y)), scale))
+          << what << " at " << c << ": " << x << ", want " << y;
+    }
+  }
+  // After the last row.
+  void ExpectFewDiffer(const std::string& what) const {
+    EXPECT_LE(differ_, compared_ / 10000 + 1) << what << ": elements that differ, of " << compared_;
+  }
+
+ private:
+  // From a magnitude to that of the next code. Below 2^-6 codes are multiples of 2^-9.
+  static float Step(float magnitude, float scale) {
+    return std::ldexp(1.0f, std::ilogb(std::max(magnitude, scale * 0x1p-6f)) - 3);
+  }
+
+  size_t compared_ = 0, differ_ = 0;
 };
 
 // The pages of a pool in another type, each row rounded once, under the same numbers.
