@@ -55,12 +55,14 @@ struct TileWords {
 class TileRing {
  public:
   static constexpr int kMaxStages = 16;
-  // Bytes of a warp's stages and barriers.
-  static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes + 8 * kMaxStages; }
+  static constexpr int kBarrierBytes = 8 * kMaxStages;  // of a warp
+  // Of a warp's tiles.
+  static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
-  // smem: this warp's memory, 16-byte aligned.
-  __device__ __forceinline__ TileRing(char* smem, int stages)
-      : stages_(stages), barriers_(SmemAddress(smem)), tiles_(barriers_ + 8 * kMaxStages) {
+  // barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,
+  // also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its place.
+  __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
+      : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
     if (static_cast<int>(threadIdx.x) % 32 < stages) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
     MbarrierInitFence();
     __syncwarp();

@@ -42,9 +42,11 @@ class StreamStep {
         q_(p.q + sequence * p.q_row_stride + int64_t{head} * p.group * kDim),
         rows_(reinterpret_cast<int32_t*>(raw + sizeof(SmemT))),
         own_pages_(rows_ + p.block_entries),
-        listed_(reinterpret_cast<uint2*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
+        barriers_(reinterpret_cast<char*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
+        listed_(reinterpret_cast<uint2*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
         max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint2)),
-        ring_(reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
+        ring_(barriers_ + warp_ * packed_keys::TileRing::kBarrierBytes,
+              reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
         keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
                                           kWarps * packed_keys::TileRing::Bytes(p.stages))) {}
 
@@ -327,7 +329,8 @@ class StreamStep {
   const unsigned short* const q_;
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
-  uint2* const listed_;  // chosen positions of this block and their places; in the place of the rings. Then Results
+  char* const barriers_;      // of all rings
+  uint2* const listed_;  // chosen positions of this block and their places; in the place of the tiles. Then Results
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;
   uint32_t* const keys_;  // keys of this block's positions
