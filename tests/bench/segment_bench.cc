@@ -39,7 +39,8 @@ struct Flags {
   double reuse = 0.9;
   int32_t slice = 4096;
   int32_t dense_layers = -1, probe_layers = -1, score_layers = -1;  // the policy's own
-  double recompute_share = -1;                                      // each method's own
+  int32_t probe_tokens = -1;
+  double recompute_share = -1;  // each method's own
   int32_t repeats = 5;
   double linear_tflops = 680, attention_tflops = 590;
   double max_seconds = 600;
@@ -229,6 +230,7 @@ class Bench {
       reuse.dense_layers = -1;
       reuse.probe_layers = flags_.probe_layers;
       reuse.score_layers = flags_.score_layers;
+      reuse.probe_tokens = flags_.probe_tokens;
     }
     if (reuse.policy.starts_with("samkv-")) {
       reuse.choose = reuse.policy.substr(6);
@@ -510,6 +512,8 @@ int main(int argc, char** argv) {
   app.add_option("--slice", flags.slice, "rows of one pass")->capture_default_str();
   app.add_option("--dense-layers", flags.dense_layers, "-1: the policy's own")->capture_default_str();
   app.add_option("--probe-layers", flags.probe_layers, "of sparsex-probe without a number; -1: all")
+      ->capture_default_str();
+  app.add_option("--probe-tokens", flags.probe_tokens, "last fresh tokens that are the probe; 0: all of them")
       ->capture_default_str();
   app.add_option("--score-layers", flags.score_layers, "of sparsex-probe; -1: half")->capture_default_str();
   app.add_option("--recompute-share", flags.recompute_share)->capture_default_str();

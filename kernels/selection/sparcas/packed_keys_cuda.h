@@ -55,8 +55,8 @@ struct TileWords {
 class TileRing {
  public:
   static constexpr int kMaxStages = 16;
-  static constexpr int kBarrierBytes = 8 * kMaxStages;  // of a warp
-  // Of a warp's tiles.
+  // Bytes of a warp's barriers, and of its tiles.
+  static constexpr int kBarrierBytes = 8 * kMaxStages;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
   // barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,

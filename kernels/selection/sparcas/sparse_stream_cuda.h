@@ -329,7 +329,7 @@ class StreamStep {
   const unsigned short* const q_;
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
-  char* const barriers_;      // of all rings
+  char* const barriers_;      // those of all rings
   uint2* const listed_;  // chosen positions of this block and their places; in the place of the tiles. Then Results
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;

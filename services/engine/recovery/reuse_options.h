@@ -21,11 +21,11 @@ struct ReuseOptions {
   // SparseX.
   // Layers before the boundary, which compute every row; -1: by model and contexts of the copies.
   int32_t dense_layers = -1;
-  // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; 0.1 where a probe chooses
-  // them; in samkv 0.15, which is about what SamKV recomputes (docs/results, samkv).
+  // Share of the reused tokens that is recomputed, bounded by the next two options. -1: 0.05; in samkv 0.15, which is
+  // about what SamKV recomputes (docs/results, samkv).
   double recompute_share = -1;
-  // Lower bound of recomputed tokens. -1: 64, with segments from other contexts 256, or 512 behind a probe
-  // (docs/results, short prompts and three hundred questions), but not more than recompute_max.
+  // Lower bound of recomputed tokens. -1: 64, with segments from other contexts 256, or 576 behind a probe
+  // (docs/results, short prompts and fewer rows), but not more than recompute_max.
   int32_t recompute_min = -1;
   int32_t recompute_max = 4096;
   // A token's score also counts for its neighbours within this distance, so that whole phrases are chosen. 0: only for

@@ -21,12 +21,13 @@ namespace spl::engine {
 
 class SparseXProbePolicy : public SparseXPolicy {
  public:
-  // A probe chooses so many by default. With half of the share answers are lost that dense layers give
-  // (docs/results/2026-11-26-probe-on-a-gpu.md), with 256 tokens up to three points of them at 2,048 and 4,096 tokens
-  // (docs/results/2026-11-26-three-hundred-questions.md).
-  static constexpr Amount kBehindProbe = {.share = 0.10, .fewest_apart = 512};
-  // A probe has so many tokens by default.
-  static constexpr int32_t kProbeTokens = 512;
+  // A probe chooses so many by default. How many are needed hardly grows with the prompt: of 2,048 and 4,096 tokens 256
+  // are too few, of 8,192 tokens 410, of 16,384 tokens 491; more than 573 and 819 add no answers there
+  // (docs/results/2026-11-26-three-hundred-questions.md, 2026-11-27-fewer-rows.md).
+  static constexpr Amount kBehindProbe = {.share = 0.05, .fewest_apart = 576};
+  // A probe has so many tokens by default: with 512 and with 128 as many answers are right
+  // (docs/results/2026-11-27-fewer-rows.md).
+  static constexpr int32_t kProbeTokens = 256;
   // Time of a row on the way with a probe, in rows of the way with dense layers. Measured: 1.14 on a GPU
   // (docs/results/2026-11-26-probe-on-a-gpu.md, "Time"), 1.3 to 1.4 on a CPU, for splice in the demo
   // (docs/results/2026-11-26-splice-behind-a-probe.md).

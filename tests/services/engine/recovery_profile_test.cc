@@ -102,7 +102,7 @@ TEST(RecoveryProfileTest, HoldsWhereARequestSaysNothing) {
     EXPECT_EQ(probe_of("splice", options, of_model), sparsex) << "the same rows, whatever their heads see";
     return sparsex;
   };
-  EXPECT_EQ(probe({}, nullptr), (Probe{12, 6, 990}));
+  EXPECT_EQ(probe({}, nullptr), (Probe{12, 6, 576})) << "the least; a twentieth would be 495";
   EXPECT_EQ(probe({}, &profile), (Probe{9, 4, 1980}));
   EXPECT_EQ(probe({.recompute_share = 0.06}, &profile), (Probe{9, 4, 594}));
   EXPECT_EQ(probe({.probe_layers = 10}, &profile), (Probe{10, 5, 1980}));
