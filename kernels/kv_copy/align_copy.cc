@@ -1,5 +1,7 @@
 #include "kernels/kv_copy/align_copy.h"
 
+#include <algorithm>
+
 #include "kernels/common/kv_rows.h"
 #include "kernels/common/status.h"
 
@@ -10,11 +12,11 @@ absl::Status ValidatePages(const AlignCopyArgs& a, std::span<const int32_t> page
   if (pages.size() != a.runs.size() * static_cast<size_t>(a.num_streams))
     return InvalidCall("AlignCopy: ", pages.size(), " ", what, " pages for ", a.runs.size(), " runs of ", a.num_streams,
                        " streams");
-  for (const int32_t page : pages) {
-    if (!a.pool.contains(page))
-      return InvalidCall("AlignCopy: ", what, " page ", page, " of a pool of ", a.pool.num_pages);
-  }
-  return absl::OkStatus();
+  bool all = true;  // without a way out of the loop, which is long
+  for (const int32_t page : pages) all &= a.pool.contains(page);
+  if (all) return absl::OkStatus();
+  const auto bad = std::find_if(pages.begin(), pages.end(), [&](int32_t page) { return !a.pool.contains(page); });
+  return InvalidCall("AlignCopy: ", what, " page ", *bad, " of a pool of ", a.pool.num_pages);
 }
 
 }  // namespace

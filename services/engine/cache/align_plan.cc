@@ -30,10 +30,49 @@ struct Move {
   int32_t distance = 0;
 
   int32_t slot(int32_t token) const { return source != nullptr ? source->slot(token) : token % kernels::kPageTokens; }
-  int32_t page(int32_t stream, int32_t token, std::span<const int32_t> own) const {
-    return source != nullptr ? source->page(stream, token) : own[token / kernels::kPageTokens];
+  int32_t page_number(int32_t token) const {
+    return source != nullptr ? source->page_number(token) : token / kernels::kPageTokens;
+  }
+  // The stream's pages, of which page_number counts.
+  const int32_t* pages(int32_t stream, const int32_t* own) const {
+    return source != nullptr ? source->pages(stream).data() : own;
   }
 };
+
+// The pages of a run: their numbers among those of any stream.
+struct PagesOfRun {
+  int32_t src, dst;
+};
+
+// Writes the pages of every run in every stream, [runs][num_streams]. The first pass waits for it, and there are half a
+// million at 32,768 tokens: so many streams at a time that what is written together is a cache line.
+void FillTables(std::span<const Move> moves, std::span<const PagesOfRun> runs, std::span<const size_t> ends,
+                const SequenceKv& kv, int32_t first_layer, const Range& heads, AlignPlan& plan) {
+  constexpr int32_t kAtOnce = 16;
+  const auto num_streams = static_cast<size_t>(plan.num_streams);
+  const auto num_heads = static_cast<int32_t>(heads.size());
+  plan.src_pages.resize(runs.size() * num_streams);
+  plan.dst_pages.resize(runs.size() * num_streams);
+  for (int32_t first = 0; first < plan.num_streams; first += kAtOnce) {
+    const int32_t count = std::min(kAtOnce, plan.num_streams - first);
+    const int32_t *src[kAtOnce], *dst[kAtOnce];
+    const auto stream = [&](int32_t i) {
+      const int32_t layer = first_layer + (first + i) / num_heads;
+      return layer * kv.shape().num_kv_heads + static_cast<int32_t>(heads.begin) + (first + i) % num_heads;
+    };
+    for (int32_t i = 0; i < count; ++i) dst[i] = kv.streams()[static_cast<size_t>(stream(i))].data();
+    size_t run = 0;
+    for (size_t m = 0; m < moves.size(); ++m) {
+      for (int32_t i = 0; i < count; ++i) src[i] = moves[m].pages(stream(i), dst[i]);
+      for (; run < ends[m]; ++run) {
+        int32_t* const to_src = plan.src_pages.data() + run * num_streams + first;
+        int32_t* const to_dst = plan.dst_pages.data() + run * num_streams + first;
+        for (int32_t i = 0; i < count; ++i) to_src[i] = src[i][runs[run].src];
+        for (int32_t i = 0; i < count; ++i) to_dst[i] = dst[i][runs[run].dst];
+      }
+    }
+  }
+}
 
 // The copies of heads [begin, end) in the layers from first_layer on.
 AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
@@ -56,12 +95,8 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
     }
     return it->second;
   };
-  struct Place {
-    const Move* move;
-    int32_t token;    // the run's first token
-    size_t dst_page;  // page number in its stream
-  };
-  std::vector<Place> places;  // [plan.runs]
+  std::vector<PagesOfRun> pages;  // [plan.runs]
+  std::vector<size_t> ends;       // [moves]: the end of each move's runs
   for (const Move& move : moves) {
     const int32_t rotation = rotation_of(move.distance);
     for (int32_t done = 0; done < move.num_tokens;) {
@@ -70,25 +105,12 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
       const int32_t count =
           std::min({move.num_tokens - done, kernels::kPageTokens - src_slot, kernels::kPageTokens - dst_slot});
       plan.runs.push_back({count, src_slot, dst_slot, rotation});
-      places.push_back({&move, move.from + done, static_cast<size_t>(target / kernels::kPageTokens)});
+      pages.push_back({move.page_number(move.from + done), target / kernels::kPageTokens});
       done += count;
     }
+    ends.push_back(pages.size());
   }
-  // Fills the tables stream by stream, because a stream's pages lie behind one another: the first pass waits for them.
-  const auto num_streams = static_cast<size_t>(plan.num_streams);
-  plan.src_pages.resize(places.size() * num_streams);
-  plan.dst_pages.resize(places.size() * num_streams);
-  size_t at = 0;
-  for (int32_t layer = first_layer; layer < shape.num_layers; ++layer) {
-    for (auto head = static_cast<int32_t>(heads.begin); head < heads.end; ++head, ++at) {
-      const std::span<const int32_t> to = kv.stream(layer, head);
-      const int32_t stream = layer * shape.num_kv_heads + head;
-      for (size_t i = 0; i < places.size(); ++i) {
-        plan.src_pages[i * num_streams + at] = places[i].move->page(stream, places[i].token, to);
-        plan.dst_pages[i * num_streams + at] = to[places[i].dst_page];
-      }
-    }
-  }
+  FillTables(moves, pages, ends, kv, first_layer, heads, plan);
   return plan;
 }
 

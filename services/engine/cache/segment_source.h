@@ -36,10 +36,10 @@ class SegmentSource {
   const SourceContext& context() const { return context_; }
   bool isolated() const { return context_.isolated; }
   bool is_whole() const { return whole_; }
-  // Page and slot of the source's token `offset`; `stream` counts [layer][kv_head].
-  int32_t page(int32_t stream, int32_t offset) const {
-    return pages_[stream][(first_slot_ + offset) / kernels::kPageTokens];
-  }
+  // Pages of a stream, [layer][kv_head]; and the place among them, and the slot, of the source's token `offset`.
+  std::span<const int32_t> pages(int32_t stream) const { return pages_[stream]; }
+  int32_t page_number(int32_t offset) const { return (first_slot_ + offset) / kernels::kPageTokens; }
+  int32_t page(int32_t stream, int32_t offset) const { return pages_[stream][page_number(offset)]; }
   int32_t slot(int32_t offset) const { return (first_slot_ + offset) % kernels::kPageTokens; }
   int32_t num_streams() const { return static_cast<int32_t>(pages_.size()); }
   // Number of pages of all streams.

@@ -195,22 +195,39 @@ void SequenceKv::ThawHoles() {
 
 void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   SPLICE_CHECK(static_cast<int32_t>(pages.size()) == shape_.num_streams(), "one page per stream is needed");
-  SPLICE_CHECK(num_tokens_ == capacity(), "a shared page would follow an unfinished one");
-  for (size_t i = 0; i < pages.size(); ++i) {
-    SPLICE_CHECK(pages[i] != kernels::kNoPage || kept_ != nullptr || (classes_ != nullptr && !(*classes_)[i].is_global),
-                 "a page is missing in a stream that keeps everything");
-    num_dropped_ += kept_ != nullptr && pages[i] == kernels::kNoPage;
-    streams_[i].push_back(pages[i]);
-  }
   pool_.Share(pages);
-  num_tokens_ += kernels::kPageTokens;
+  AppendToStreams(1, [&](size_t stream) { return pages.subspan(stream, 1); });
+}
+
+void SequenceKv::AppendPlaces(const SequenceKv& from, int32_t begin, int32_t end) {
+  SPLICE_CHECK(begin >= 0 && begin <= end && end <= from.num_pages_per_stream(), "places of the other sequence");
+  AppendToStreams(end - begin, [&](size_t stream) {
+    const auto pages =
+        std::span(from.streams_[stream]).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    pool_.Share(pages);
+    return pages;
+  });
+}
+
+template <typename PagesOf>
+void SequenceKv::AppendToStreams(int32_t num_places, const PagesOf& pages_of) {
+  SPLICE_CHECK(num_tokens_ == capacity(), "a shared page would follow an unfinished one");
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const std::span<const int32_t> pages = pages_of(i);
+    const auto missing = std::count(pages.begin(), pages.end(), kernels::kNoPage);
+    SPLICE_CHECK(missing == 0 || kept_ != nullptr || (classes_ != nullptr && !(*classes_)[i].is_global),
+                 "a page is missing in a stream that keeps everything");
+    if (kept_ != nullptr) num_dropped_ += missing;
+    streams_[i].insert(streams_[i].end(), pages.begin(), pages.end());
+  }
+  num_tokens_ += int64_t{num_places} * kernels::kPageTokens;
   if (classes_ == nullptr) settled_until_ = capacity();  // otherwise the next Reserve checks the holes
 }
 
 void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
   SPLICE_CHECK(num_tokens_ == 0 && int64_t{num_pages} * kernels::kPageTokens <= from.num_tokens_,
                "leading pages that are written, into an empty sequence");
-  for (int32_t page = 0; page < num_pages; ++page) AppendShared(from.PagesOfChunk(page));
+  AppendPlaces(from, 0, num_pages);
   if (from.exact_end_ < num_tokens_) LowerProvenance(from.provenance_, from.exact_end_);
 }
 

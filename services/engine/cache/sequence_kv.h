@@ -59,6 +59,8 @@ class SequenceKv {
   // Appends shared full pages as the next 64 positions: one per stream in order [layer][kv_head], kNoPage where nothing
   // is kept. REQUIRES: all pages so far are full and shared the same way (a prefix).
   void AppendShared(std::span<const int32_t> pages);
+  // The same for places [begin, end) of another sequence of the same pool. Its provenance is not taken over.
+  void AppendPlaces(const SequenceKv& from, int32_t begin, int32_t end);
   // Shares the first `num_pages` places of another whole sequence of the same pool, and takes over their provenance.
   // REQUIRES: this sequence is empty; num_pages full pages of `from` are written.
   void AppendLeading(const SequenceKv& from, int32_t num_pages);
@@ -135,6 +137,9 @@ class SequenceKv {
   size_t RankOf(int32_t stream) const;
   bool Keeps(int32_t stream, int32_t page) const;  // according to kept_
   PageHole HoleWith(size_t stream, int64_t num_tokens) const;
+  // Appends places to all streams, which own them already: pages_of(stream), `num_places` of them.
+  template <typename PagesOf>
+  void AppendToStreams(int32_t num_places, const PagesOf& pages_of);
 
   PagePool& pool_;
   uint64_t id_;

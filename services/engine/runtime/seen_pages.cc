@@ -9,7 +9,7 @@ SeenPages::SeenPages(const SequenceKv& kv, std::span<const PositionRange> unseen
   constexpr int32_t kPage = kernels::kPageTokens;
   for (const PositionRange& range : seen_) {
     SPLICE_CHECK(range.begin % kPage == 0 && (range.end % kPage == 0 || range.end == num_tokens), "whole pages");
-    for (int32_t page = range.begin / kPage; page * kPage < range.end; ++page) kv_.AppendShared(kv.PagesOfChunk(page));
+    kv_.AppendPlaces(kv, range.begin / kPage, PagesFor(range.end));
   }
 }
 

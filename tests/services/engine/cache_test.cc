@@ -147,6 +147,28 @@ TEST_F(CacheTest, ForkSharesFullPagesAndCopiesTheLast) {
 }
 
 // A fork of a sequence that leaves tokens out leaves them out, too, however much of it the fork owns.
+TEST_F(CacheTest, PlacesOfAnotherSequenceAreSharedAsPageAfterPageIs) {
+  SequenceKv from(pool_, {3, 2});
+  ASSERT_TRUE(from.Reserve(20 * 64 + 5).ok());
+  const int64_t free = pool_.num_free();
+  {
+    SequenceKv places(pool_, {3, 2}), pages(pool_, {3, 2});
+    for (const auto& [begin, end] : std::vector<std::pair<int32_t, int32_t>>{{0, 1}, {4, 4}, {7, 12}, {15, 21}}) {
+      places.AppendPlaces(from, begin, end);
+      for (int32_t page = begin; page < end; ++page) pages.AppendShared(from.PagesOfChunk(page));
+    }
+    EXPECT_EQ(places.AllPages(), pages.AllPages());
+    EXPECT_EQ(places.num_tokens(), 12 * 64);
+    EXPECT_EQ(places.num_tokens(), pages.num_tokens());
+    EXPECT_EQ(pool_.num_free(), free);
+    for (const int32_t page : from.PagesOfChunk(8)) EXPECT_EQ(pool_.owners(page), 3);
+    for (const int32_t page : from.PagesOfChunk(2)) EXPECT_EQ(pool_.owners(page), 1);
+    places.CheckInvariants();
+  }
+  EXPECT_EQ(pool_.num_free(), free) << "the other sequence still owns them";
+  for (const int32_t page : from.PagesOfChunk(8)) EXPECT_EQ(pool_.owners(page), 1);
+}
+
 TEST_F(CacheTest, ForksOfWhatIsKeptHaveItsHoles) {
   SequenceKv kv(pool_, kShape);
   ASSERT_TRUE(kv.Reserve(600).ok());
