@@ -183,8 +183,11 @@ v1::ModelIdentity IdentityOf(const engine::Model& model) {
   identity.set_weights(model.weights_name());
   identity.set_kv_dtype(std::string(kernels::DTypeName(model.kv_dtype())));
   identity.set_fp8_activation_rows(static_cast<uint32_t>(engine::FirstRowsInE4M3(model)));
-  identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get()));
+  identity.set_default_reuse(engine::DefaultReusePolicy(model.head_classes().get(), 0));
   if (const auto& map = model.head_classes(); map != nullptr) {
+    const int64_t longest = map->quality().longest;
+    identity.set_default_reuse_tokens(static_cast<uint32_t>(longest));
+    if (longest > 0) identity.set_default_reuse_longer(engine::DefaultReusePolicy(map.get(), longest + 1));
     identity.set_head_class_digest(ToBytes(map->digest()));
     for (int32_t layer = 0; layer < map->num_layers(); ++layer) {
       for (int32_t h = 0; h < map->num_kv_heads(); ++h)

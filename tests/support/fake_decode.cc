@@ -188,6 +188,7 @@ grpc::ServerUnaryReactor* FakeDecode::GetInfo(grpc::CallbackServerContext* conte
   info->set_worker_id(options_.worker_id);
   info->set_epoch(options_.epoch);
   info->mutable_model()->set_name("fake");
+  options_.default_reuse.Fill(*info->mutable_model());
   info->mutable_model()->set_fingerprint(options_.fingerprint);
   info->mutable_model()->set_layout_digest(options_.layout_digest);
   info->mutable_model()->set_max_context(options_.max_context);

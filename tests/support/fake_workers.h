@@ -49,6 +49,18 @@ struct FakeFabric {
   v1::SampledToken Sample(const Landed& kv, const v1::SamplingParams& sampling, uint32_t fork, uint32_t index) const;
 };
 
+// What `auto` means (ModelIdentity): all workers of a cluster say the same, and a router takes the word of the first.
+struct FakeDefaultReuse {
+  std::string method;
+  uint32_t tokens = 0;
+  std::string longer;
+  void Fill(v1::ModelIdentity& identity) const {
+    identity.set_default_reuse(method);
+    identity.set_default_reuse_tokens(tokens);
+    identity.set_default_reuse_longer(longer);
+  }
+};
+
 class FakeDecode final : public v1::Decode::CallbackService {
  public:
   struct Options {
@@ -65,6 +77,7 @@ class FakeDecode final : public v1::Decode::CallbackService {
     uint32_t wire_min = wire::kVersionMin;
     uint32_t wire_max = wire::kVersionMax;
     std::string listen = "127.0.0.1:0";
+    FakeDefaultReuse default_reuse;
   };
 
   FakeDecode(FakeFabric& fabric, Options options);
@@ -155,7 +168,7 @@ class FakePrefill final : public v1::Prefill::CallbackService {
     std::string listen = "127.0.0.1:0";
     std::string store;               // chunk stores that Publish puts into; empty: it only counts
     bool structured_output = false;  // PrefillInfo.structured_output
-    std::string default_reuse;       // ModelIdentity.default_reuse
+    FakeDefaultReuse default_reuse;
   };
 
   FakePrefill(FakeFabric& fabric, Options options);

@@ -192,6 +192,7 @@ absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
     quality.exact += right(*row);
     quality.splice += right(*other);
     lengths.insert(key.second);
+    quality.longest = std::max(quality.longest, key.second);
   }
   if (quality.samples == 0) return InvalidArgument("{}: no task in which exact and splice were both measured", path);
   quality.data = fmt::format("core tasks of {} tokens", fmt::join(lengths, ", "));
@@ -235,8 +236,10 @@ absl::Status RunProfile(const Flags& flags) {
     SPLICE_ASSIGN_OR_RETURN(const engine::HeadQuality quality, ReadQuality(flags.quality_file));
     map.set_quality(quality);
     fmt::print("splice answers {} of {} rightly, exact {}: {}\n", quality.splice, quality.samples, quality.exact,
-               quality.within_contract() ? "within two points, so reuse \"auto\" will be splice"
-                                         : "more than two points behind, so reuse \"auto\" stays sparsex");
+               quality.within_contract()
+                   ? fmt::format("within two points, so reuse \"auto\" will be splice for prompts of up to {} tokens",
+                                 quality.longest)
+                   : "more than two points behind, so reuse \"auto\" stays sparsex");
   }
   fmt::print("{}{:.0f} % global; of 8K tokens {:.0f} % are kept, of 32K {:.0f} %\n", HeadClassTable(map),
              100 * map.global_share(), 100 * map.kept_share(8192), 100 * map.kept_share(32768));

@@ -113,9 +113,10 @@ bool RunsWholeSpans(const ReuseOptions& options) {
   return traits != nullptr && traits->runs_whole_spans;
 }
 
-std::string DefaultReusePolicy(const HeadClassMap* head_classes) {
-  return std::string(head_classes != nullptr && head_classes->quality().within_contract() ? methods::kSplice
-                                                                                          : methods::kSparseX);
+std::string DefaultReusePolicy(const HeadClassMap* head_classes, int64_t num_tokens) {
+  const HeadQuality quality = head_classes == nullptr ? HeadQuality() : head_classes->quality();
+  const bool as_long = quality.longest == 0 || num_tokens <= quality.longest;
+  return std::string(quality.within_contract() && as_long ? methods::kSplice : methods::kSparseX);
 }
 
 absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOptions& options,

@@ -28,8 +28,8 @@ absl::StatusOr<std::unique_ptr<RecoveryPolicy>> MakeRecoveryPolicy(const ReuseOp
 // model would refuse.
 absl::Status CheckRecoveryPolicy(const ReuseOptions& options, const ModelConfig& config,
                                  const HeadClassMap* head_classes = nullptr);
-// The policy that "auto" stands for when a prompt has segments: splice if the map's quality was measured and is within
-// the contract, otherwise sparsex.
-std::string DefaultReusePolicy(const HeadClassMap* head_classes);
+// The policy that "auto" stands for when a prompt of `num_tokens` has segments: splice if the map's quality was
+// measured with prompts as long and is within the contract, otherwise sparsex.
+std::string DefaultReusePolicy(const HeadClassMap* head_classes, int64_t num_tokens);
 
 }  // namespace spl::engine

@@ -217,6 +217,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
     quality.samples = inner.RequireInt("samples", 1, INT32_MAX);
     quality.exact = inner.RequireInt("exact", 0, quality.samples);
     quality.splice = inner.RequireInt("splice", 0, quality.samples);
+    if (inner.Has("longest")) quality.longest = inner.RequireInt("longest", 1, INT32_MAX);
     SPLICE_RETURN_IF_ERROR(inner.status());
   }
   const chunk::Digest fingerprint = ReadModelFingerprint(fields);
@@ -262,6 +263,7 @@ std::string HeadClassMap::ToJson() const {
   if (quality_.samples > 0) {
     out["quality"] = {
         {"data", quality_.data}, {"samples", quality_.samples}, {"exact", quality_.exact}, {"splice", quality_.splice}};
+    if (quality_.longest > 0) out["quality"]["longest"] = quality_.longest;
   }
   if (!profile_.empty()) {
     // Four digits: more than the precision of a profile, and still readable.

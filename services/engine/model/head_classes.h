@@ -47,6 +47,9 @@ struct HeadQuality {
   std::string data;  // name of the evaluation set
   int64_t samples = 0;
   int64_t exact = 0, splice = 0;  // right answers
+  // Tokens of the longest prompts that were asked, of which it holds; 0: not said, any. The longer a prompt, the more of
+  // it is outside of a window.
+  int64_t longest = 0;
   // True if measured, and at most two percentage points of answers behind.
   bool within_contract() const { return samples > 0 && 50 * (exact - splice) <= samples; }
 };

@@ -217,7 +217,7 @@ absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, cons
     return InvalidArgument("num_output_tokens is {}, the prompt has {} tokens", request.num_output_tokens, length);
   SPLICE_RETURN_IF_ERROR(CheckSessionName(request.session));
   request.terms.choose |= methods::IsAuto(request.reuse.policy);
-  const std::string best = DefaultReusePolicy(model.head_classes().get());
+  const std::string best = DefaultReusePolicy(model.head_classes().get(), length);
   request.reuse.policy = methods::ResolvePolicy(request.reuse.policy, !request.segments.empty() || request.reuse_auto,
                                                 methods::BestUnder(request.terms.quality, best));
   SPLICE_RETURN_IF_ERROR(CheckPromptLogprobs(request));

@@ -88,8 +88,8 @@ void ResolvePolicy(GenerationRequest& request, RequestPrompt& prompt, const Flee
   const bool reuses = !prompt.segments.empty() || request.reuse.auto_segments();
   const double contract = methods::ParseQuality(request.reuse.quality()).value_or(methods::Quality()).agreement;
   request.choose_method = methods::IsAuto(asked);
-  request.reuse.set_policy(
-      std::string(methods::ResolvePolicy(asked, reuses, methods::BestUnder(contract, fleet.model.default_reuse))));
+  const std::string_view best = methods::BestUnder(contract, fleet.model.DefaultReuse(prompt.tokens.size()));
+  request.reuse.set_policy(std::string(methods::ResolvePolicy(asked, reuses, best)));
   const methods::Policy* const policy = methods::FindPolicy(request.reuse.policy());
   // The worker will compute it exactly, and windows would leave out what exact decodes from.
   const bool bad = request.choose_method &&

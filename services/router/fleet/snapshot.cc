@@ -28,6 +28,8 @@ FleetModel FleetModelOf(const v1::ModelIdentity& identity) {
   model.max_context = identity.max_context();
   model.vocab_size = identity.vocab_size();
   model.default_reuse = identity.default_reuse();
+  model.default_reuse_tokens = identity.default_reuse_tokens();
+  model.default_reuse_longer = identity.default_reuse_longer();
   model.weights = identity.weights();
   model.kv_dtype = identity.kv_dtype();
   model.fp8_activation_rows = identity.fp8_activation_rows();

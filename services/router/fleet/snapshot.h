@@ -85,7 +85,13 @@ struct FleetModel {
   uint32_t max_context = 0;
   uint32_t vocab_size = 0;
   std::string default_reuse;  // meaning of the policy "auto" for prompts with segments
-  std::string weights;        // types of weights and KV, as the workers call them
+  // The same for prompts of more than so many tokens; 0: there are none.
+  uint32_t default_reuse_tokens = 0;
+  std::string default_reuse_longer;
+  std::string_view DefaultReuse(size_t num_tokens) const {
+    return default_reuse_tokens > 0 && num_tokens > default_reuse_tokens ? default_reuse_longer : default_reuse;
+  }
+  std::string weights;  // types of weights and KV, as the workers call them
   std::string kv_dtype;
   uint32_t fp8_activation_rows = 0;  // as in ModelIdentity
   // Per layer, one letter per KV head: 'g' keeps everything while decoding, 'l' keeps a window. Empty: no head classes.

@@ -437,17 +437,28 @@ TEST(HeadClassPolicies, NeedAMapAndSensibleNumbers) {
 // A map makes splice the default only with a measured quality inside of the contract.
 TEST(HeadClassPolicies, AutoIsSpliceOnceItsQualityIsKnown) {
   HeadClassMap map = test::AllGlobal(kLayers, kHeads);
-  EXPECT_EQ(DefaultReusePolicy(nullptr), "sparsex");
-  EXPECT_EQ(DefaultReusePolicy(&map), "sparsex");
+  EXPECT_EQ(DefaultReusePolicy(nullptr, 100), "sparsex");
+  EXPECT_EQ(DefaultReusePolicy(&map, 100), "sparsex");
   map.set_quality({"a set", 100, 98, 96});
-  EXPECT_EQ(DefaultReusePolicy(&map), "splice");
+  EXPECT_EQ(DefaultReusePolicy(&map, 100), "splice");
   map.set_quality({"a set", 100, 98, 95});
-  EXPECT_EQ(DefaultReusePolicy(&map), "sparsex");
+  EXPECT_EQ(DefaultReusePolicy(&map, 100), "sparsex");
   map.set_quality({"a set", 100, 95, 98});
   const auto read = HeadClassMap::Parse(map.ToJson(), "written");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->quality().splice, 98);
   EXPECT_EQ(read->quality().data, "a set");
+  EXPECT_EQ(read->quality().longest, 0);
+  EXPECT_EQ(DefaultReusePolicy(&*read, 1'000'000), "splice") << "it does not say how long the prompts were";
+}
+
+TEST(HeadClassPolicies, AutoIsSpliceForPromptsAsLongAsThoseOfItsQuality) {
+  HeadClassMap map = test::AllGlobal(kLayers, kHeads);
+  map.set_quality({.data = "a set", .samples = 100, .exact = 98, .splice = 98, .longest = 8192});
+  const auto read = HeadClassMap::Parse(map.ToJson(), "written");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(DefaultReusePolicy(&*read, 8192), "splice");
+  EXPECT_EQ(DefaultReusePolicy(&*read, 8193), "sparsex");
 }
 
 TEST(FfnRows, KeepTheSmallestSetThatReachesTheMass) {

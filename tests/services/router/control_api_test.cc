@@ -118,15 +118,18 @@ TEST(TraceUiUrlTest, MustBeALinkWithAPlaceForTheId) {
 // Workers whose method has head classes, and prompts with a segment that name no method.
 class QualityTest : public ::testing::Test {
  protected:
-  QualityTest() : cluster_(0, 1) {
-    cluster_.prefill.push_back(std::make_unique<testing::FakePrefill>(
-        cluster_.fabric, testing::FakePrefill::Options{.default_reuse = "splice"}));
+  QualityTest() : cluster_(0, 0) {
+    const testing::FakeDefaultReuse reuse{"splice", 200, "sparsex"};
+    cluster_.prefill.push_back(
+        std::make_unique<testing::FakePrefill>(cluster_.fabric, testing::FakePrefill::Options{.default_reuse = reuse}));
+    cluster_.decode.push_back(
+        std::make_unique<testing::FakeDecode>(cluster_.fabric, testing::FakeDecode::Options{.default_reuse = reuse}));
     cluster_.StartRouter();
   }
 
   // Asks in a namespace, and says what KV was reserved for.
-  v1::ReuseOptions Ask(const std::string& name_space) {
-    json body = {{"prompt", std::vector<int>(100, 7)}, {"max_tokens", 2}};
+  v1::ReuseOptions Ask(const std::string& name_space, size_t num_tokens = 100) {
+    json body = {{"prompt", std::vector<int>(num_tokens, 7)}, {"max_tokens", 2}};
     body["splice"] = {{"namespace", name_space}, {"segments", {{{"begin", 0}, {"end", 80}}}}};
     const TestResponse answer = Call(cluster_.http(), "POST", kCompletions, body.dump());
     EXPECT_EQ(answer.status, 200) << answer.body;
@@ -155,6 +158,11 @@ TEST_F(QualityTest, AMethodThatIsClearlyBadIsDecodedFromAllKv) {
   Judge("default");
   EXPECT_TRUE(Ask("docs").heads().full_kv());
   EXPECT_FALSE(Ask("docs").heads().full_kv()) << "its record is better now";
+}
+
+TEST_F(QualityTest, APromptThatIsLongerThanTheMethodWasTriedWithTakesAnother) {
+  EXPECT_EQ(Ask("docs", 200).policy(), "splice");
+  EXPECT_EQ(Ask("docs", 201).policy(), "sparsex");
 }
 
 TEST_F(QualityTest, OperatorsSeeTheRecords) {

@@ -96,7 +96,7 @@ TEST_F(QualityContractTest, AutoByWhatThereIsToCopy) {
   EXPECT_EQ(why(few.prompt, few.spans), "exact little_to_gain");
   const Documents many = Publish(random, 3, 900);
   EXPECT_EQ(why(many.prompt, many.spans), "splice default") << "its map has a measured quality";
-  EXPECT_EQ(DefaultReusePolicy(model_->head_classes().get()), "splice");
+  EXPECT_EQ(DefaultReusePolicy(model_->head_classes().get(), 100), "splice");
   EXPECT_EQ(why(many.prompt, many.spans, 0.9), "exact no_record");
   EXPECT_EQ(why(many.prompt, many.spans, 0.9999), "exact unprovable");
   // Behind other instructions of the same length, what followed them is in its context.
