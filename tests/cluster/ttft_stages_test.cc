@@ -112,27 +112,18 @@ class TtftStagesClusterTest : public ::testing::Test {
 };
 
 TEST_F(TtftStagesClusterTest, AddUpToTheTimeToTheFirstToken) {
-  double ttft = 0, network = 0, worst = 0, stages = 0;
-  int gaps =
-      0;  // between two stages a thread may lose its processor; a stage that is missing is missing in all answers
+  double ttft = 0, network = 0, worst = 0;
   for (int i = 0; i < 40; ++i) {
     const Answer answer = Ask("r" + std::to_string(i), 5 + i);
     ASSERT_GT(answer.ttft, 0);
-    const double gap = std::abs(Sum(answer.stages) - answer.ttft);
-    if (gap > 0.02 * answer.ttft) {
-      ++gaps;
-      std::printf("a gap of %.2f ms: %s\n", gap * 1e3, json(answer.stages).dump().c_str());
-    }
+    EXPECT_NEAR(Sum(answer.stages), answer.ttft, 0.02 * answer.ttft) << json(answer.stages);
     EXPECT_LE(answer.ttft, answer.client);  // which also has the way to the router and back
-    worst = std::max(worst, gap / answer.ttft);
+    worst = std::max(worst, std::abs(Sum(answer.stages) - answer.ttft) / answer.ttft);
     ttft += answer.ttft;
-    stages += Sum(answer.stages);
     network += answer.stages.contains("network") ? answer.stages.at("network") : 0;
   }
   std::printf("40 requests: ttft %.1f ms in the mean, worst gap %.3f%%, network %.1f%%\n", ttft / 40 * 1e3, worst * 100,
               network / ttft * 100);
-  EXPECT_LE(gaps, 4);
-  EXPECT_NEAR(stages, ttft, 0.02 * ttft);
   EXPECT_LT(network, 0.25 * ttft);
 
   const std::string metrics = HttpGet(cluster_->http_address(), "/metrics").body;

@@ -49,7 +49,7 @@ struct FakeFabric {
   v1::SampledToken Sample(const Landed& kv, const v1::SamplingParams& sampling, uint32_t fork, uint32_t index) const;
 };
 
-// What `auto` means (ModelIdentity): all workers of a cluster say the same, and a router takes the word of the first.
+// Meaning of `auto` (ModelIdentity): all workers of a cluster say the same, and a router takes the word of the first.
 struct FakeDefaultReuse {
   std::string method;
   uint32_t tokens = 0;

@@ -66,7 +66,8 @@ void Generation::RecordTrace(const absl::Status& status) const {
 void Generation::ObserveFirst() {
   (void)deliver_fault.Hit();
   EndStage(TtftStage::kDeliver);
-  ttft_seconds_ = SecondsSince(arrived_);
+  // By the clock reading that ends the last stage: the stages add up to it.
+  ttft_seconds_ = std::chrono::duration<double>(stages_.cursor() - arrived_).count();
   core_.metrics().ttft_seconds.Observe(ttft_seconds_);
   core_.metrics().ObserveStages(stages_);
   core_.planner().OnTtft(ttft_seconds_);
