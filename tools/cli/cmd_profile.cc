@@ -192,10 +192,10 @@ absl::StatusOr<engine::HeadQuality> ReadQuality(const std::string& path) {
     quality.exact += right(*row);
     quality.splice += right(*other);
     lengths.insert(key.second);
-    quality.longest = std::max(quality.longest, key.second);
   }
   if (quality.samples == 0) return InvalidArgument("{}: no task in which exact and splice were both measured", path);
   quality.data = fmt::format("core tasks of {} tokens", fmt::join(lengths, ", "));
+  quality.longest = *lengths.rbegin();
   return quality;
 }
 

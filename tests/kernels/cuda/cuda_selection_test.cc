@@ -113,15 +113,17 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
   }
 }
 
+// Lengths, and how far they grow: around the ends of tiles and of compact pages.
+const std::vector<std::pair<int32_t, int32_t>> kMixed = {{1, 20},      {63, 90},  {64, 80},
+                                                         {1000, 1030}, {37, 300}, {2100, 2130}};
+
 TEST_F(CudaSelectionTest, TensorCoreShapesEqualTheReference) {
   uint64_t seed = 700;
   const DType bf16 = DType::kBF16;
-  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
-                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
-  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, mixed, 200, 14}, ++seed);
-  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, mixed, 64, 8}, ++seed);
-  RunCase(*cuda_, {{1, 16, 128, 16, bf16}, mixed, 128, 6}, ++seed);
-  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, mixed, 300, 6}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, kMixed, 200, 14}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, kMixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{1, 16, 128, 16, bf16}, kMixed, 128, 6}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, kMixed, 300, 6}, ++seed);
   RunCase(*cuda_, {{2, 4, 128, 16, bf16}, {{16384, 16400}, {8191, 8200}}, 2048, 5}, ++seed);
   RunCase(*cuda_, {{1, 4, 128, 16, bf16}, {{70001, 70020}}, 2048, 4}, ++seed);
 }
@@ -129,15 +131,13 @@ TEST_F(CudaSelectionTest, TensorCoreShapesEqualTheReference) {
 TEST_F(CudaSelectionTest, SparseStreamsEqualTheReference) {
   uint64_t seed = 730;
   const DType bf16 = DType::kBF16;
-  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
-                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
-  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, mixed, 200, 14, 0.5}, ++seed);
-  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, mixed, 300, 10, 0.8}, ++seed);
-  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, mixed, 20, 10, 0}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, bf16}, kMixed, 200, 14, 0.5}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, bf16}, kMixed, 300, 10, 0.8}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, bf16}, kMixed, 20, 10, 0}, ++seed);
   RunCase(*cuda_, {{2, 4, 128, 16, bf16}, {{400, 420}, {16384, 16420}, {8191, 8200}}, 512, 40, 0.25}, ++seed);
   RunCase(*cuda_, {{1, 4, 128, 16, bf16}, {{10, 20}, {70001, 70020}}, 2048, 6, 0.7}, ++seed);  // a list of many pages
-  RunCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, mixed, 200, 10, 0.5}, ++seed);
-  RunCase(*cuda_, {{1, 3, 96, 96, bf16}, mixed, 64, 8, 0.3}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 8, DType::kF32}, kMixed, 200, 10, 0.5}, ++seed);
+  RunCase(*cuda_, {{1, 3, 96, 96, bf16}, kMixed, 64, 8, 0.3}, ++seed);
 }
 
 // What is listed, and the ends of it that a step asks for; everybody else's lists stay.
@@ -194,33 +194,29 @@ TEST_F(CudaSelectionTest, OtherShapesEqualTheReference) {
 TEST_F(CudaSelectionTest, ShapesOfCodesEqualTheReference) {
   uint64_t seed = 810;
   const DType e4m3 = DType::kE4M3;
-  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
-                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
-  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, mixed, 200, 14}, ++seed);
-  RunCase(*cuda_, {{1, 1, 64, 16, e4m3}, mixed, 64, 8}, ++seed);
-  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, mixed, 300, 6}, ++seed);
-  RunCase(*cuda_, {{1, 2, 40, 16, e4m3}, mixed, 100, 8}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, kMixed, 200, 14}, ++seed);
+  RunCase(*cuda_, {{1, 1, 64, 16, e4m3}, kMixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, kMixed, 300, 6}, ++seed);
+  RunCase(*cuda_, {{1, 2, 40, 16, e4m3}, kMixed, 100, 8}, ++seed);
   RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, {{16384, 16400}, {8191, 8200}}, 2048, 5}, ++seed);
-  RunCase(*cuda_, {{2, 4, 128, 8, e4m3}, mixed, 200, 8}, ++seed);
-  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, mixed, 200, 8}, ++seed);
-  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, mixed, 64, 8}, ++seed);
-  RunCase(*cuda_, {{1, 3, 96, 96, e4m3}, mixed, 64, 6}, ++seed);
-  RunCase(*cuda_, {{1, 20, 128, 16, e4m3}, mixed, 64, 4}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 8, e4m3}, kMixed, 200, 8}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, kMixed, 200, 8}, ++seed);
+  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, kMixed, 64, 8}, ++seed);
+  RunCase(*cuda_, {{1, 3, 96, 96, e4m3}, kMixed, 64, 6}, ++seed);
+  RunCase(*cuda_, {{1, 20, 128, 16, e4m3}, kMixed, 64, 4}, ++seed);
   RunCase(*cuda_, {{1, 4, 128, 8, e4m3}, {{33000, 33010}}, 1024, 3}, ++seed);
-  RunCase(*cuda_, {{2, 2, 64, 16, e4m3}, mixed, 100, 6, 0, DType::kF32}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 16, e4m3}, kMixed, 100, 6, 0, DType::kF32}, ++seed);
 }
 
 TEST_F(CudaSelectionTest, SparseStreamsOfCodesEqualTheReference) {
   uint64_t seed = 830;
   const DType e4m3 = DType::kE4M3;
-  const std::vector<std::pair<int32_t, int32_t>> mixed = {{1, 20},      {63, 90},  {64, 80},
-                                                          {1000, 1030}, {37, 300}, {2100, 2130}};
-  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, mixed, 200, 14, 0.5}, ++seed);
-  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, mixed, 300, 10, 0.8}, ++seed);
+  RunCase(*cuda_, {{2, 4, 128, 16, e4m3}, kMixed, 200, 14, 0.5}, ++seed);
+  RunCase(*cuda_, {{2, 9, 64, 16, e4m3}, kMixed, 300, 10, 0.8}, ++seed);
   RunCase(*cuda_, {{2, 4, 64, 16, e4m3}, {{400, 420}, {16384, 16420}, {8191, 8200}}, 512, 20, 0.25}, ++seed);
-  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, mixed, 200, 10, 0.5}, ++seed);
-  RunCase(*cuda_, {{1, 5, 128, 8, e4m3}, mixed, 100, 8, 0.4}, ++seed);
-  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, mixed, 64, 8, 0.3}, ++seed);
+  RunCase(*cuda_, {{2, 2, 64, 8, e4m3}, kMixed, 200, 10, 0.5}, ++seed);
+  RunCase(*cuda_, {{1, 5, 128, 8, e4m3}, kMixed, 100, 8, 0.4}, ++seed);
+  RunCase(*cuda_, {{1, 3, 40, 20, e4m3}, kMixed, 64, 8, 0.3}, ++seed);
 }
 
 // Weights of which many are equal: ties to the lower position, however many candidates that makes.
