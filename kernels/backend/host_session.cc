@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -23,6 +24,11 @@ HostSession::HostSession(const SessionOptions& options) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   threads_ = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads : cores);
   context_ = {.pool = threads_.get(), .isa = options.isa, .session = this};
+}
+
+absl::Status HostSession::Zero(void* device, size_t bytes) {
+  std::memset(device, 0, bytes);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<HostCopy>> HostSession::ReadBackLater(const void* device, size_t bytes) {

@@ -14,6 +14,7 @@ class HostSession final : public Session {
   absl::Status Stage(const BatchArgs&) override { return absl::OkStatus(); }
   absl::Status RunStep(uint64_t, const std::function<absl::Status()>& step) override { return step(); }
   std::shared_ptr<const Fence> RecordFence() override { return nullptr; }
+  absl::Status Zero(void* device, size_t bytes) override;
   absl::Status Synchronize() override { return absl::OkStatus(); }
   absl::StatusOr<const void*> ReadBack(const void* device, size_t) override { return device; }
   absl::StatusOr<std::unique_ptr<HostCopy>> ReadBackLater(const void* device, size_t bytes) override;

@@ -93,6 +93,8 @@ class Session {
   virtual absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) = 0;
   // Returns a point after all work so far. Null: operations are complete when they return.
   virtual std::shared_ptr<const Fence> RecordFence() = 0;
+  // Zeroes `bytes` of device memory behind all work so far.
+  virtual absl::Status Zero(void* device, size_t bytes) = 0;
   // Waits for all work so far; returns its first error.
   virtual absl::Status Synchronize() = 0;
   // Returns host memory that holds `bytes` of device memory, once all earlier work is complete; valid until the next

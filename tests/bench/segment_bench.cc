@@ -427,7 +427,7 @@ class Bench {
         backend.FillRandom(executor_->context(),
                            {.out = q->data(), .dtype = act, .count = rows * width, .stream = 3, .step_exponent = -2}));
     SPLICE_ASSIGN_OR_RETURN(const auto lse, backend.Allocate(sizeof(float) * rows * c.num_qo_heads));
-    SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->AllocateScores(tokens_));
+    SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->TakeScores(tokens_));
     std::vector<kernels::HeadStreamView> heads;
     for (int32_t h = 0; h < c.num_kv_heads; ++h) heads.push_back({kv.stream(0, h), tokens_, {}});
     const kernels::PositionRange all{0, tokens_};
@@ -453,7 +453,7 @@ class Bench {
 
   absl::Status Top() {
     const kernels::Backend& backend = model_->backend();
-    SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->AllocateScores(tokens_));
+    SPLICE_ASSIGN_OR_RETURN(const auto scores, executor_->TakeScores(tokens_));
     SPLICE_RETURN_IF_ERROR(backend.FillRandom(
         executor_->context(),
         {.out = scores[0]->data(), .dtype = kernels::DType::kF32, .count = tokens_, .stream = 4, .step_exponent = -6}));

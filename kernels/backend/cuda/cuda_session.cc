@@ -141,8 +141,28 @@ CudaSession::~CudaSession() {
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
 }
 
+// The next place whose copy has ended and whose memory is large enough, so that the few large tables of long prompts do
+// not make every place as large, one after the other: page-locking what a prompt of 32,768 tokens stages takes longer
+// than copying it. Else one whose copy has ended, else the next one.
+size_t CudaSession::StagingFor(size_t bytes) {
+  const size_t next = (current_staging_ + 1) % kStagingPlaces;
+  size_t smaller = kStagingPlaces;
+  for (size_t i = 0; i < kStagingPlaces; ++i) {
+    const size_t place = (next + i) % kStagingPlaces;
+    Staging& staging = staging_[place];
+    if (staging.in_use) {
+      staging.in_use = cudaEventQuery(staging.copied) != cudaSuccess;
+      (void)cudaGetLastError();  // "not ready" is no error here
+    }
+    if (staging.in_use) continue;
+    if (staging.memory != nullptr && staging.memory->size() >= bytes) return place;
+    if (smaller == kStagingPlaces) smaller = place;
+  }
+  return smaller < kStagingPlaces ? smaller : next;
+}
+
 absl::StatusOr<std::byte*> CudaSession::Pinned(size_t bytes) {
-  current_staging_ = (current_staging_ + 1) % kStagingPlaces;
+  current_staging_ = StagingFor(bytes);
   Staging& staging = staging_[current_staging_];
   if (staging.in_use) SPLICE_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(staging.copied), "waiting for a staging copy");
   staging.in_use = false;
@@ -205,6 +225,10 @@ absl::Status CudaSession::RunStep(uint64_t key, const std::function<absl::Status
 }
 
 std::shared_ptr<const Fence> CudaSession::RecordFence() { return RecordEvent(stream_, Waiting::kSleeps); }
+
+absl::Status CudaSession::Zero(void* device, size_t bytes) {
+  return ToStatus(cudaMemsetAsync(device, 0, bytes, stream_), "zeroing memory");
+}
 
 absl::Status CudaSession::Synchronize() { return ToStatus(cudaStreamSynchronize(stream_), "running the pass"); }
 

@@ -64,6 +64,7 @@ class CudaSession final : public Session {
   bool HasPlan(uint64_t kv_id, uint64_t plan_key) const override;
   absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override;
   std::shared_ptr<const Fence> RecordFence() override;
+  absl::Status Zero(void* device, size_t bytes) override;
   absl::Status Synchronize() override;
   absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<HostCopy>> ReadBackLater(const void* device, size_t bytes) override;
@@ -132,6 +133,7 @@ class CudaSession final : public Session {
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   absl::Status DropOldRecordings();
   // Returns page-locked host memory whose last copy to the device is complete.
+  size_t StagingFor(size_t bytes);
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
   absl::Status PinnedUsed();
 
@@ -154,8 +156,8 @@ class CudaSession final : public Session {
   std::unordered_map<uint64_t, int32_t> slot_of_;
   uint64_t pass_ = 0;
 
-  // Ring of page-locked memory: filled by the host, copied by the device. A step uses five places at most and waits for
-  // none that a step under way still has to copy.
+  // Places of page-locked memory: filled by the host, copied by the device. A step uses five of them at most and waits
+  // for none that a step under way still has to copy.
   struct Staging {
     std::unique_ptr<Buffer> memory;
     cudaEvent_t copied = nullptr;

@@ -18,6 +18,7 @@
 #include "services/engine/execution/line_attention.h"
 #include "services/engine/execution/observers/layer_observer.h"
 #include "services/engine/execution/pending_sample.h"
+#include "services/engine/execution/score_memory.h"
 #include "services/engine/execution/token_choices.h"
 #include "services/engine/model/model.h"
 #include "services/engine/recovery/recovery_policy.h"
@@ -102,9 +103,10 @@ class Executor {
   // The same, with plans that do not come from the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
                        const OnLayer& on_layer, std::span<const DecodeRow> riders = {});
-  // Allocates the hidden states, or the scores, of a prompt: see PrefillSlice and ColumnScoring.
+  // Allocates the hidden states of a prompt: see PrefillSlice.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateScores(int64_t count) const;  // zeros
+  // Memory for the scores of a prompt (ColumnScoring), zeros for what runs next (score_memory.h).
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> TakeScores(int64_t count);
   // The indices of the k largest scores, ascending (kernels/selection/top_k.h). Each score is first replaced by the
   // maximum within pool_radius of it (kernels/selection/sparsex/pool_scores.h).
   absl::StatusOr<std::vector<int32_t>> SelectTop(const kernels::Buffer& scores, int64_t num_scores, int32_t pool_radius,
@@ -255,6 +257,7 @@ class Executor {
   kernels::DType activation_dtype_ = kernels::DType::kF32;
   std::unique_ptr<kernels::Communicator> communicator_;  // null with one rank; outlives what the session recorded
   std::unique_ptr<kernels::Session> session_;
+  ScoreMemory score_memory_;
 
   int32_t num_rows_ = 0;
   int32_t first_row_ = 0;  // first row of the pass that is still in the workspace, which has num_rows_ rows

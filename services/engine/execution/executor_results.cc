@@ -95,8 +95,8 @@ absl::StatusOr<Executor::Best> Executor::ArgmaxWithLogits() {
   return Best{{static_cast<const int32_t*>(host), rows}, {static_cast<const float*>(host) + rows, rows}};
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::AllocateScores(int64_t count) const {
-  return model_->backend().Allocate(sizeof(float) * std::max<int64_t>(count, 1));
+absl::StatusOr<std::unique_ptr<kernels::Buffer>> Executor::TakeScores(int64_t count) {
+  return score_memory_.Take(model_->backend(), *session_, count);
 }
 
 absl::StatusOr<std::vector<int32_t>> Executor::SelectTop(const kernels::Buffer& scores, int64_t num_scores,

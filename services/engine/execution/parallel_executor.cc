@@ -189,10 +189,10 @@ absl::StatusOr<std::vector<HiddenStates>> ParallelExecutor::AllocateHidden(Posit
   return hidden;
 }
 
-absl::StatusOr<ParallelExecutor::RankScores> ParallelExecutor::AllocateScores(int64_t count) const {
+absl::StatusOr<ParallelExecutor::RankScores> ParallelExecutor::TakeScores(int64_t count) {
   RankScores scores;
   for (const auto& rank : ranks_) {
-    SPLICE_ASSIGN_OR_RETURN(auto of_rank, rank->AllocateScores(count));
+    SPLICE_ASSIGN_OR_RETURN(auto of_rank, rank->TakeScores(count));
     scores.push_back(std::move(of_rank));
   }
   return scores;

@@ -41,7 +41,7 @@ class ParallelExecutor {
   }
   // Allocates memory for the reuse of segments: one buffer for each rank, on its device.
   absl::StatusOr<std::vector<HiddenStates>> AllocateHidden(PositionRange positions) const;
-  absl::StatusOr<RankScores> AllocateScores(int64_t count) const;  // zeros
+  absl::StatusOr<RankScores> TakeScores(int64_t count);  // zeros for what runs next
   // Sums the scores over all ranks, on the host. [num_scores]
   absl::StatusOr<std::vector<float>> ReadScores(const RankScores& scores, int64_t num_scores);
   // The indices of the k largest sums over the ranks, ascending, after the pooling of Executor::SelectTop. With several

@@ -22,7 +22,7 @@ absl::Status AddAttention(ParallelExecutor& executor, const PrefillSlice& rows, 
   const ModelConfig& config = model.config();
   const int64_t heads_of_rank = config.num_kv_heads / model.num_ranks(), columns = CountOf(candidates);
   SPLICE_ASSIGN_OR_RETURN(const ParallelExecutor::RankScores scores,
-                          executor.AllocateScores(layers.end * heads_of_rank * columns));
+                          executor.TakeScores(layers.end * heads_of_rank * columns));
   std::vector<ColumnScoring> scorings;
   std::vector<ObserverList> observers;
   scorings.reserve(scores.size());  // observers point into it

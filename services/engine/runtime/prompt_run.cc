@@ -165,13 +165,13 @@ absl::Status PromptRun::Enter(ParallelExecutor& executor, PrefillStage stage) {
   return MakeObservers(executor);
 }
 
-absl::Status PromptRun::MakeObservers(const ParallelExecutor& executor) {
+absl::Status PromptRun::MakeObservers(ParallelExecutor& executor) {
   if (CountOf(stage_.attention_to) > 0) {
     SPLICE_CHECK(stage_.attention_to.size() == stage_.query_means.size(), "whose attention is asked for has a mean");
-    SPLICE_ASSIGN_OR_RETURN(attention_, executor.AllocateScores(CountOf(stage_.attention_to)));
+    SPLICE_ASSIGN_OR_RETURN(attention_, executor.TakeScores(CountOf(stage_.attention_to)));
   }
   if (scores()) {
-    SPLICE_ASSIGN_OR_RETURN(scores_, executor.AllocateScores(CountOf(stage_.score.candidates)));
+    SPLICE_ASSIGN_OR_RETURN(scores_, executor.TakeScores(CountOf(stage_.score.candidates)));
   }
   stage_observers_.clear();
   observers_.assign(static_cast<size_t>(executor.model().num_ranks()), {});

@@ -116,7 +116,7 @@ class PromptRun {
   // Pages that are final in the stage's layers when the stage's rows before this one have been computed.
   PageRanges FinalBehindRow(int64_t row) const;
   // Makes the observers of the stage, for every rank.
-  absl::Status MakeObservers(const ParallelExecutor& executor);
+  absl::Status MakeObservers(ParallelExecutor& executor);
   std::unique_ptr<LayerObserver> MakeScoring(size_t rank) const;
   std::unique_ptr<LayerObserver> MakeQueryMeans(size_t rank);
   absl::Status GiveSummaries(const Model& model);

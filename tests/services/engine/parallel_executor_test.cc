@@ -299,7 +299,7 @@ TEST(ParallelExecutor, TheBestOfSeveralRanksAreThoseOfTheirSums) {
   ASSERT_TRUE(memory.ok()) << memory.status();
   auto executor = ParallelExecutor::Create(model, memory->pages, {.num_threads = 2, .max_rows = 64});
   ASSERT_TRUE(executor.ok()) << executor.status();
-  const auto scores = (*executor)->AllocateScores(6);
+  const auto scores = (*executor)->TakeScores(6);
   ASSERT_TRUE(scores.ok()) << scores.status();
   const std::vector<std::vector<float>> parts = {{9, 0, 5, 0, 4, 1}, {0, 8, 5, 0, 5.5, 1}};
   for (int r = 0; r < 2; ++r)
