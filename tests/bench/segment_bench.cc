@@ -395,7 +395,7 @@ class Bench {
   absl::Status Align(double bandwidth) {
     engine::SequenceKv kv(*pool_, engine::KvShapeOf(model_->config()));
     SPLICE_RETURN_IF_ERROR(kv.Reserve(tokens_));
-    const auto plans = engine::MakeAlignPlans(hits_, kv, 0, model_->config());
+    const auto plans = engine::MakeAlignPlans(hits_, kv, {0, model_->config().num_layers}, model_->config());
     SPLICE_ASSIGN_OR_RETURN(const double seconds,
                             Time(*executor_, flags_.repeats, [&] { return executor_->AlignCopy(plans); }));
     int64_t tokens = 0;

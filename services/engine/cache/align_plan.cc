@@ -4,8 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "services/engine/model/shard.h"
-
 namespace spl::engine {
 
 kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t head_dim) const {
@@ -47,7 +45,7 @@ struct PagesOfRun {
 // Writes the pages of every run in every stream, [runs][num_streams]. The first pass waits for it, and there are half a
 // million at 32,768 tokens: so many streams at a time that what is written together is a cache line.
 void FillTables(std::span<const Move> moves, std::span<const PagesOfRun> runs, std::span<const size_t> ends,
-                const SequenceKv& kv, int32_t first_layer, const Range& heads, AlignPlan& plan) {
+                const SequenceKv& kv, const Range& layers, const Range& heads, AlignPlan& plan) {
   constexpr int32_t kAtOnce = 16;
   const auto num_streams = static_cast<size_t>(plan.num_streams);
   const auto num_heads = static_cast<int32_t>(heads.size());
@@ -57,7 +55,7 @@ void FillTables(std::span<const Move> moves, std::span<const PagesOfRun> runs, s
     const int32_t count = std::min(kAtOnce, plan.num_streams - first);
     const int32_t *src[kAtOnce], *dst[kAtOnce];
     const auto stream = [&](int32_t i) {
-      const int32_t layer = first_layer + (first + i) / num_heads;
+      const int32_t layer = static_cast<int32_t>(layers.begin) + (first + i) / num_heads;
       return layer * kv.shape().num_kv_heads + static_cast<int32_t>(heads.begin) + (first + i) % num_heads;
     };
     for (int32_t i = 0; i < count; ++i) dst[i] = kv.streams()[static_cast<size_t>(stream(i))].data();
@@ -74,12 +72,11 @@ void FillTables(std::span<const Move> moves, std::span<const PagesOfRun> runs, s
   }
 }
 
-// The copies of heads [begin, end) in the layers from first_layer on.
-AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
+// The copies of these heads in these layers.
+AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, const Range& layers,
                         const ModelConfig& config, const Range& heads) {
   AlignPlan plan;
-  const KvShape& shape = kv.shape();
-  plan.num_streams = (shape.num_layers - first_layer) * static_cast<int32_t>(heads.size());
+  plan.num_streams = static_cast<int32_t>(layers.size() * heads.size());
   if (plan.num_streams <= 0) return plan;
   const std::vector<float> frequencies = InverseFrequencies(config.rope, config.head_dim);
   std::map<int32_t, int32_t> rotations;  // distance → its number in plan.cos and plan.sin
@@ -110,27 +107,27 @@ AlignPlan MakeAlignPlan(std::span<const Move> moves, const SequenceKv& kv, int32
     }
     ends.push_back(pages.size());
   }
-  FillTables(moves, pages, ends, kv, first_layer, heads, plan);
+  FillTables(moves, pages, ends, kv, layers, heads, plan);
   return plan;
 }
 
 // One plan per rank.
-std::vector<AlignPlan> PlansOf(std::span<const Move> moves, const SequenceKv& kv, int32_t first_layer,
+std::vector<AlignPlan> PlansOf(std::span<const Move> moves, const SequenceKv& kv, const Range& layers,
                                const ModelConfig& config, int num_ranks) {
   std::vector<AlignPlan> plans;
   for (int rank = 0; rank < num_ranks; ++rank)
-    plans.push_back(MakeAlignPlan(moves, kv, first_layer, config, Shard{rank, num_ranks}.PartOf(config.num_kv_heads)));
+    plans.push_back(MakeAlignPlan(moves, kv, layers, config, Shard{rank, num_ranks}.PartOf(config.num_kv_heads)));
   return plans;
 }
 
 }  // namespace
 
-std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, const Range& layers,
                                       const ModelConfig& config, int num_ranks) {
   std::vector<Move> moves;
   for (const SegmentHit& hit : hits)
     moves.push_back({hit.source.get(), hit.offset, hit.target, hit.num_tokens, hit.distance()});
-  return PlansOf(moves, kv, first_layer, config, num_ranks);
+  return PlansOf(moves, kv, layers, config, num_ranks);
 }
 
 std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,
@@ -151,11 +148,11 @@ std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRan
       from += count;
       target += count;
       if (target < sources) continue;
-      steps.push_back(PlansOf(moves, kv, 0, config, num_ranks));
+      steps.push_back(PlansOf(moves, kv, {0, kv.shape().num_layers}, config, num_ranks));
       moves.clear();
     }
   }
-  if (!moves.empty()) steps.push_back(PlansOf(moves, kv, 0, config, num_ranks));
+  if (!moves.empty()) steps.push_back(PlansOf(moves, kv, {0, kv.shape().num_layers}, config, num_ranks));
   return steps;
 }
 

@@ -9,10 +9,11 @@
 #include "kernels/kv_copy/align_copy.h"
 #include "services/engine/cache/segment_source.h"
 #include "services/engine/model/model_config.h"
+#include "services/engine/model/shard.h"
 
 namespace spl::engine {
 
-// Copies of one rank, into the layers from first_layer on.
+// Copies of one rank, into some layers.
 struct AlignPlan {
   std::vector<kernels::AlignRun> runs;
   std::vector<int32_t> src_pages, dst_pages;  // [runs][num_streams]
@@ -26,7 +27,7 @@ struct AlignPlan {
 // One plan per rank: the pages of a KV head are on its rank, source and target alike. REQUIRES: `kv` has pages for
 // every target. Cosine and sine of each distance are computed in double from the model's scaled frequencies; cached
 // keys already contain YaRN's magnitude factor.
-std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, int32_t first_layer,
+std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, const Range& layers,
                                       const ModelConfig& config, int num_ranks = 1);
 
 // Plans [steps][num_ranks] that move positions `only` of `kv` (ascending, disjoint) together to positions 0, 1, … in

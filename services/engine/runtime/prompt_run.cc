@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/common/ceil_div.h"
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/cache/segment_summary.h"
@@ -51,11 +52,25 @@ absl::Status PromptRun::Begin(ParallelExecutor& executor) {
       sparse_ffns_.push_back(std::make_unique<SparseFfn>());
     }
   }
-  const std::vector<AlignPlan> plans =
-      MakeAlignPlans(hits_, kv_, policy_.first_cached_layer(), executor.model().config(), executor.model().num_ranks());
-  SPLICE_RETURN_IF_ERROR(executor.AlignCopy(plans));
+  SPLICE_RETURN_IF_ERROR(AlignCopies(executor, hits_));
   untouched_ = PagesWithout(policy_.RowsOfAllStages(layout_), layout_.num_tokens);
   return Enter(executor, std::move(first));
+}
+
+// A device copies the first layers while the host still writes the tables of the next ones, of which a prompt of 32,768
+// tokens has half a million entries.
+absl::Status PromptRun::AlignCopies(ParallelExecutor& executor, std::span<const SegmentHit> hits) const {
+  constexpr int64_t kEntries = 65'536;  // of a stretch of layers
+  const Model& model = executor.model();
+  int64_t tokens = 0;
+  for (const SegmentHit& hit : hits) tokens += hit.num_tokens;
+  const int64_t entries_a_layer = kernels::CeilDiv(tokens, kernels::kPageTokens) * kv_.shape().num_kv_heads;
+  const int64_t at_once = std::max<int64_t>(1, kEntries / std::max<int64_t>(entries_a_layer, 1));
+  for (int64_t layer = policy_.first_cached_layer(); layer < num_layers_; layer += at_once) {
+    const Range layers{layer, std::min<int64_t>(layer + at_once, num_layers_)};
+    SPLICE_RETURN_IF_ERROR(executor.AlignCopy(MakeAlignPlans(hits, kv_, layers, model.config(), model.num_ranks())));
+  }
+  return absl::OkStatus();
 }
 
 // Of a source that is copied as a whole from what is kept with it, of parts from their pages.
@@ -96,8 +111,7 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
     if (!hit.shared && hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size()))
       hit.source->KeepSummary(stored);
     // The stage wrote over the copy.
-    SPLICE_RETURN_IF_ERROR(executor.AlignCopy(
-        MakeAlignPlans({&hit, 1}, kv_, policy_.first_cached_layer(), config, executor.model().num_ranks())));
+    SPLICE_RETURN_IF_ERROR(AlignCopies(executor, {&hit, 1}));
   }
   policy_.TakeQueryMeans(std::move(means));
   if (!attended.empty()) policy_.TakeAttended(std::move(attended));

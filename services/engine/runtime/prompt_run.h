@@ -119,6 +119,7 @@ class PromptRun {
   absl::Status MakeObservers(ParallelExecutor& executor);
   std::unique_ptr<LayerObserver> MakeScoring(size_t rank) const;
   std::unique_ptr<LayerObserver> MakeQueryMeans(size_t rank);
+  absl::Status AlignCopies(ParallelExecutor& executor, std::span<const SegmentHit> hits) const;
   absl::Status GiveSummaries(const Model& model);
   absl::Status GiveQueryMeans(ParallelExecutor& executor);
   absl::StatusOr<std::vector<std::vector<int32_t>>> ReadAttended(ParallelExecutor& executor);
