@@ -17,7 +17,7 @@
 
 namespace spl::kernels::cuda {
 
-inline constexpr int kNormWarps = 16;  // of norm_cuda.cu, for rows of up to kMaxNormedColumns
+inline constexpr int kNormWarps = 16;  // most in norm_cuda.cu for rows of up to kMaxNormedColumns
 // The sums of a block's rows, and the scales of the rows for each of its warps.
 constexpr int NormScratch(int warps) { return kResidentRows * (kNormWarps + warps); }
 

@@ -213,7 +213,7 @@ class Executor {
   absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
   // Sums f32 [num_rows, hidden_size] over all ranks. Does nothing with one rank.
   absl::Status Reduce(float* partial, int64_t num_rows);
-  // What a product makes its input of: `x` itself, or its norm.
+  // Input of a product: `x` itself, or its norm.
   struct NormedRows {
     kernels::ConstActivations x;
     kernels::InputNorm norm;
@@ -224,7 +224,7 @@ class Executor {
   // by the product.
   absl::StatusOr<NormedRows> NormedFor(const kernels::LinearWeight* weight, kernels::ConstActivations delta,
                                        const kernels::Buffer& norm);
-  // What a product with `weight` leaves to be added to the residual stream. Null: it has added its result itself.
+  // The result of a product with `weight` that is not yet added to the residual stream. Null: the product added it.
   kernels::ConstActivations DeltaOf(const kernels::LinearWeight* weight) const;
   // Runs the feed-forward part of `x` [num_rows, hidden_size], dense or with experts, and sums over the ranks.
   absl::Status RunFeedForward(const LayerWeights& weights, const NormedRows& x, int64_t num_rows, float* out);
