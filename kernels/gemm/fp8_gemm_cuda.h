@@ -94,11 +94,12 @@ struct Fp8GemmArgs {
 inline constexpr int64_t kMaxFusedRows = 8, kMaxNormedRows = 4;
 // Columns up to which the sum of a row's squares has the order of norm_cuda.cu.
 inline constexpr int64_t kMaxNormedColumns = 16384;
-// one_pass: the product of sm_90 takes all rows at once.
+// one_pass: the product of sm_90 takes all rows at once. Adding to the residual stream saves nothing but what it spares
+// the norm behind it.
 constexpr FusedSteps FusedStepsOf(int64_t num_rows, int64_t out_features, int64_t in_features, bool one_pass) {
   return {.norm = one_pass && num_rows <= kMaxNormedRows && in_features <= kMaxNormedColumns,
           .silu_mul = one_pass && out_features % 8 == 0,
-          .adds = true};
+          .adds = num_rows <= kMaxNormedRows};
 }
 
 cudaError_t Fp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);

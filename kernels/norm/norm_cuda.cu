@@ -12,8 +12,8 @@ namespace {
 constexpr int kMaxVectors = RowShape::kMaxVectors;
 constexpr int kFewVectors = RowShape::kFewVectors;  // so few that the weight's fit beside the row's
 
-// One block a row: the row is read once, summed, scaled and written. gemm/normed_rows_sm90.h sums in the same order. Short rows' weights are read before the wait for
-// the row. Out: a pointer, or E4M3Tensor.
+// One block a row: the row is read once, summed, scaled and written. gemm/normed_rows_sm90.h sums in the same order.
+// Short rows' weights are read before the wait for the row. Out: a pointer, or E4M3Tensor.
 template <typename Delta, typename Out, int kVectors>
 __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, Out out, int width, float eps) {
   __shared__ float scratch[32], max_scratch[32];
