@@ -126,8 +126,14 @@ HeadClassMap::HeadClassMap(int32_t num_layers, int32_t num_kv_heads, std::vector
   SPLICE_CHECK(num_layers > 0 && num_kv_heads > 0 &&
                    classes_.size() == static_cast<size_t>(num_layers) * static_cast<size_t>(num_kv_heads),
                "one class for each layer and head");
-  std::string text = fmt::format("{}|{}|{}", kFormat, num_layers, num_kv_heads);
+  set_dense_layers(kDenseDecodeLayers);
+}
+
+void HeadClassMap::set_dense_layers(int32_t layers) {
+  dense_layers_ = layers;
+  std::string text = fmt::format("{}|{}|{}", kFormat, num_layers_, num_kv_heads_);
   for (const HeadClass& head : classes_) text += head.is_global ? "|g" : fmt::format("|{},{}", head.window, head.sinks);
+  if (layers != kDenseDecodeLayers) text += fmt::format("|dense {}", layers);
   digest_ = chunk::Sha256(text);
 }
 
@@ -196,6 +202,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
       return "";
     });
   }
+  const int32_t dense_layers = fields.IntOr("dense_layers", 0, num_layers, kDenseDecodeLayers);
   HeadProfile profile;
   if (const json* object = fields.Object("profile"); object != nullptr) {
     Fields inner(*object, source + ": profile.");
@@ -225,6 +232,7 @@ absl::StatusOr<HeadClassMap> HeadClassMap::Parse(const std::string& text, const 
   SPLICE_RETURN_IF_ERROR(fields.status());
   HeadClassMap map(num_layers, num_kv_heads, std::move(classes));
   map.preset_ = preset;
+  map.set_dense_layers(dense_layers);
   map.whole_in_prefill_ = std::move(whole_in_prefill);
   map.profile_ = std::move(profile);
   map.ffn_ = ffn;
@@ -253,6 +261,7 @@ std::string HeadClassMap::ToJson() const {
     out["prefill"] =
         table([&](size_t i) { return whole_in_prefill_[i] || classes_[i].is_global ? "global" : "local"; });
   }
+  if (dense_layers_ != kDenseDecodeLayers) out["dense_layers"] = dense_layers_;
   if (ffn_ != FfnSchedule{}) {
     out["ffn"] = {{"mass", ffn_.mass},
                   {"dense_layers", ffn_.dense_layers},

@@ -118,12 +118,15 @@ class HeadClassMap {
   const HeadClass& at(int32_t layer, int32_t kv_head) const {
     return classes_[static_cast<size_t>(layer) * static_cast<size_t>(num_kv_heads_) + static_cast<size_t>(kv_head)];
   }
-  // The class that decoding uses, and therefore also what is sent and kept: at(), except that the first
-  // kDenseDecodeLayers layers see everything (SparCas 3.2; docs/methods/redknot.md, "Head classes").
+  // The class that decoding uses, and therefore also what is sent and kept: at(), except that the first dense_layers()
+  // layers see everything (SparCas 3.2; docs/methods/redknot.md, "Head classes").
   HeadClass served(int32_t layer, int32_t kv_head) const {
-    return layer < kDenseDecodeLayers ? HeadClass{} : at(layer, kv_head);
+    return layer < dense_layers_ ? HeadClass{} : at(layer, kv_head);
   }
+  // Layers that are dense unless the map says otherwise ("dense_layers"), as a learned one may.
   static constexpr int32_t kDenseDecodeLayers = 2;
+  int32_t dense_layers() const { return dense_layers_; }
+  void set_dense_layers(int32_t layers);  // REQUIRES: 0 <= layers <= num_layers()
   // The class by which the rows of a prompt see where a method computes all of them (redknot, splice+, loopserve):
   // served(), except for local heads of `whole_in_prefill`, which see everything there. Documents need more heads whole
   // than the question and the answer, because they carry what one says into another.
@@ -144,7 +147,8 @@ class HeadClassMap {
   // Tokens that all heads keep of a sequence of `num_tokens`, divided by those of a dense cache; not rounded to pages
   // (docs/methods/redknot.md, "What is sent").
   double kept_share(int64_t num_tokens) const;
-  // SHA-256 over classes, windows and sinks. Equal digests prove that two workers leave out the same tokens.
+  // SHA-256 over classes, windows and sinks, and dense_layers() if it is not the default. Equal digests prove that two
+  // workers leave out the same tokens.
   const chunk::Digest& digest() const { return digest_; }
 
   void set_preset(std::string name) { preset_ = std::move(name); }
@@ -153,6 +157,7 @@ class HeadClassMap {
 
  private:
   int32_t num_layers_ = 0, num_kv_heads_ = 0;
+  int32_t dense_layers_ = kDenseDecodeLayers;
   std::vector<HeadClass> classes_;
   std::vector<bool> whole_in_prefill_;
   std::string preset_;

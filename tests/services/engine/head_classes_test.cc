@@ -67,6 +67,28 @@ TEST(HeadClassMap, SaysWhatHeadsSeeInPrefill) {
   EXPECT_THAT(ErrorOf(text), HasSubstr("prefill: layer 0 head 0 must be"));
 }
 
+// The first two layers are global, unless the map has learned what they need.
+TEST(HeadClassMap, SaysHowManyFirstLayersSeeEverything) {
+  json text = TwoByTwo();
+  const auto plain = HeadClassMap::Parse(text.dump(), "map");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->dense_layers(), 2);
+  EXPECT_EQ(plain->served(1, 1), kGlobal);
+  EXPECT_FALSE(json::parse(plain->ToJson()).contains("dense_layers"));
+  text["dense_layers"] = 1;
+  const auto map = HeadClassMap::Parse(text.dump(), "map");
+  ASSERT_TRUE(map.ok()) << map.status();
+  for (const auto& read : {*map, HeadClassMap::Parse(map->ToJson(), "written").value()}) {
+    EXPECT_EQ(read.served(0, 1), kGlobal);
+    EXPECT_EQ(read.served(1, 1), Local(1, 4));
+    EXPECT_EQ(read.in_prefill(1, 1), Local(1, 4));
+    EXPECT_EQ(read.digest(), map->digest());
+  }
+  EXPECT_NE(map->digest(), plain->digest()) << "workers would leave out other tokens";
+  text["dense_layers"] = 3;
+  EXPECT_THAT(ErrorOf(text), HasSubstr("dense_layers"));
+}
+
 // docs/methods/redknot.md, "What is sent": the ratio of bytes of the presets is 1 / (share + (1 - share) (window +
 // sinks) / tokens).
 TEST(HeadClassMap, KeptShareIsTheFormulaOfThePaper) {
