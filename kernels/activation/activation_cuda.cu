@@ -3,14 +3,15 @@
 #include "kernels/activation/activation_cuda.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/cuda/row_math_cuda.h"
 #include "kernels/quantize/e4m3_row_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
+__device__ __forceinline__ float Silu(float x) { return x / (1.0f + __expf(-x)); }
+
 __device__ __forceinline__ float4 SiluMul4(float4 g, float4 u) {
-  return {SiluMulOf(g.x, u.x), SiluMulOf(g.y, u.y), SiluMulOf(g.z, u.z), SiluMulOf(g.w, u.w)};
+  return {Silu(g.x) * u.x, Silu(g.y) * u.y, Silu(g.z) * u.z, Silu(g.w) * u.w};
 }
 
 template <typename In, typename Out>

@@ -8,7 +8,6 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/embedding/scatter_rows.h"
 #include "kernels/fill/fill.h"
-#include "kernels/fused_linear/fused_linear.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/kv_copy/align_copy.h"
 #include "kernels/kv_copy/fuse_rows.h"
@@ -37,7 +36,6 @@
 // Products, norms and rows of a layer.
 #define SPLICE_LAYER_OPERATIONS(V)  \
   V(Linear, LinearArgs)             \
-  V(FusedLinear, FusedLinearArgs)   \
   V(QuantizeRows, QuantizeRowsArgs) \
   V(RmsNorm, RmsNormArgs)           \
   V(RowNorms, RowNormsArgs)         \

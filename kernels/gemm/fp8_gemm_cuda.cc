@@ -59,15 +59,6 @@ int64_t ReadTime(const Fp8GemmArgs& a) {
 
 }  // namespace
 
-FusedSteps DeviceFp8Weight::Fuses(int64_t num_rows) const {
-  if (!fuses_ || num_rows > kMaxFusedRows) return {};
-  const bool one_pass = FitsSkinnyFp8GemmSm90({.scale_group = scale_group_,
-                                               .num_rows = num_rows,
-                                               .out_features = out_features(),
-                                               .in_features = in_features()});
-  return FusedStepsOf(num_rows, out_features(), in_features(), one_pass);
-}
-
 cudaError_t TiledFp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
   int num_sms = 0, capability = 0;
   if (const cudaError_t e = DeviceInfo(&capability, &num_sms); e != cudaSuccess) return e;
@@ -85,9 +76,7 @@ cudaError_t Fp8Gemm(const Fp8GemmArgs& a, cudaStream_t stream) {
     if (e != cudaErrorNotSupported) return e;
   }
   const Choice tiles = ChooseTiling(a, false, num_sms);
-  // Up to eight rows are always few: those that are added to y come out of the same product as others.
-  const bool few = a.num_rows <= kMaxFusedRows ||
-                   (a.num_rows <= kMaxSkinnyRows && StreamTime(a) <= std::max(tiles.time, ReadTime(a)));
+  const bool few = a.num_rows <= kMaxSkinnyRows && StreamTime(a) <= std::max(tiles.time, ReadTime(a));
   return few ? SkinnyFp8Gemm(a, stream) : TiledFp8GemmSm90(a, tiles.tiling, stream);
 }
 

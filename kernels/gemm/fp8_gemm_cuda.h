@@ -11,10 +11,8 @@
 //             need not be contiguous: y_stride
 // Scales      [out_features, ceil(in_features / scale_group)], or [out_features] if scale_group is 0; scale_group is 0
 //             or kFp8Group; TiledFp8GemmSm80 serves any multiple of 32
-// Ordering    SkinnyFp8Gemm, SkinnyFp8GemmSm90 and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be
-//             written by a kernel that may still run, unless codes_are_new
-// Fusion      SkinnyFp8GemmSm90 does all steps of LinearFusion, norm where one pass is enough; SkinnyFp8Gemm adds; the
-//             others do none. Every step gives the bits of its own kernel behind or in front of the same product
+// Ordering    SkinnyFp8Gemm, SkinnyFp8GemmSm90 and TiledFp8GemmSm90 are launched early (cuda_launch.h): W must not be written by a kernel
+//             that may still run, unless codes_are_new
 // Errors      cudaErrorNotSupported: a shape, type, alignment, tiling or device not served; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation, no workspace
 // Cost        W is read once for each tile of rows, and widened in registers each time
@@ -44,20 +42,18 @@ cudaError_t ArrangeFp8Codes(void* codes, int64_t bytes, cudaStream_t stream);
 class DeviceFp8Weight final : public LinearWeight {
  public:
   // e4m3_scales: for products with x in e4m3 (gemm_cuda.h), if they are not `scales` themselves; null otherwise.
-  // multiplies_e4m3: whether there are such products on this device. fuses: whether products may do more on their way.
+  // multiplies_e4m3: whether there are such products on this device.
   DeviceFp8Weight(std::unique_ptr<Buffer> codes, std::unique_ptr<Buffer> scales, std::unique_ptr<Buffer> e4m3_scales,
-                  const WeightView& view, bool multiplies_e4m3, bool fuses)
+                  const WeightView& view, bool multiplies_e4m3)
       : LinearWeight(view.out_features, view.in_features),
         codes_(std::move(codes)),
         scales_(std::move(scales)),
         e4m3_scales_(std::move(e4m3_scales)),
         scale_group_(view.scale_group),
-        multiplies_e4m3_(multiplies_e4m3),
-        fuses_(fuses) {}
+        multiplies_e4m3_(multiplies_e4m3) {}
   bool multiplies_e4m3() const { return multiplies_e4m3_; }
   // For fewer rows the products here are as fast, and do not round x.
   bool PrefersE4M3(int64_t num_rows) const override { return multiplies_e4m3_ && num_rows >= 192; }
-  FusedSteps Fuses(int64_t num_rows) const override;
   const uint8_t* codes() const { return static_cast<const uint8_t*>(codes_->data()); }
   const float* scales() const { return static_cast<const float*>(scales_->data()); }
   int64_t scale_group() const { return scale_group_; }
@@ -69,7 +65,7 @@ class DeviceFp8Weight final : public LinearWeight {
  private:
   const std::unique_ptr<Buffer> codes_, scales_, e4m3_scales_;
   const int64_t scale_group_;
-  const bool multiplies_e4m3_, fuses_;
+  const bool multiplies_e4m3_;
 };
 
 struct Fp8GemmArgs {
@@ -85,22 +81,7 @@ struct Fp8GemmArgs {
   int64_t in_features = 0;
   int64_t y_stride = 0;        // elements from one row of y to the next; 0: out_features
   bool codes_are_new = false;  // kernels in front write the codes: nothing is launched early
-  // With norm, x is f32; with silu_mul, y has out_features / 2 columns; with adds, y is f32.
-  LinearFusion fusion;
 };
-
-// Rows up to which products of codes fuse steps; with RMSNorm every block reads the rows in f32, which takes longer
-// than a kernel of its own for more of them.
-inline constexpr int64_t kMaxFusedRows = 8, kMaxNormedRows = 4;
-// Columns up to which the sum of a row's squares has the order of norm_cuda.cu.
-inline constexpr int64_t kMaxNormedColumns = 16384;
-// one_pass: the product of sm_90 takes all rows at once. Adding to the residual stream saves nothing but what it spares
-// the norm behind it.
-constexpr FusedSteps FusedStepsOf(int64_t num_rows, int64_t out_features, int64_t in_features, bool one_pass) {
-  return {.norm = one_pass && num_rows <= kMaxNormedRows && in_features <= kMaxNormedColumns,
-          .silu_mul = one_pass && out_features % 8 == 0,
-          .adds = num_rows <= kMaxNormedRows};
-}
 
 cudaError_t Fp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);
 cudaError_t TiledFp8Gemm(const Fp8GemmArgs& args, cudaStream_t stream);

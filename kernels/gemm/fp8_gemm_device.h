@@ -19,7 +19,6 @@ struct Fp8GemmParams {
   int64_t out, in, y_stride;
   int num_rows, num_groups;
   bool y_is_f32;
-  bool adds;  // to y, which is f32
 };
 
 // Args: Fp8GemmArgs or Int4GemmArgs. True if the arguments meet what both ask for: all but their columns and groups.
@@ -28,12 +27,7 @@ bool ServedCodes(const Args& a) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return a.num_rows > 0 && a.in_features > 0 && a.out_features > 0 && a.in_features <= (1 << 30) &&
          a.out_features <= (1 << 30) && a.num_rows <= (1 << 20) && aligned(a.x) && aligned(a.codes) &&
-         (a.y_dtype == DType::kF32 || (a.y_dtype == DType::kBF16 && !a.fusion.adds));
-}
-// True if the arguments ask for no step but adding.
-template <typename Args>
-bool AddsAtMost(const Args& a) {
-  return a.fusion.norm.weight == nullptr && !a.fusion.silu_mul;
+         (a.y_dtype == DType::kF32 || a.y_dtype == DType::kBF16);
 }
 // True if the arguments meet fp8_gemm_cuda.h. small_groups: scale groups are any multiple of 32 columns.
 inline bool ServedFp8(const Fp8GemmArgs& a, bool small_groups = false) {
@@ -54,8 +48,7 @@ Fp8GemmParams ToCodesParams(const Args& a) {
           .y_stride = a.out_features,
           .num_rows = static_cast<int>(a.num_rows),
           .num_groups = a.scale_group == 0 ? 1 : static_cast<int>((a.in_features + a.scale_group - 1) / a.scale_group),
-          .y_is_f32 = a.y_dtype == DType::kF32,
-          .adds = a.fusion.adds};
+          .y_is_f32 = a.y_dtype == DType::kF32};
 }
 inline Fp8GemmParams ToFp8Params(const Fp8GemmArgs& a) {
   Fp8GemmParams p = ToCodesParams(a);
@@ -85,9 +78,7 @@ __device__ __forceinline__ void WidenFp8Word(uint32_t word, uint32_t& low, uint3
 __device__ __forceinline__ void StoreFp8Result(const Fp8GemmParams& p, int row, int64_t feature, float sum) {
   if (p.bias != nullptr) sum += p.bias[feature];
   const int64_t at = row * p.y_stride + feature;
-  if (p.adds) {  // not fused with a product in `sum`, so that it is the sum of the result as it was stored
-    static_cast<float*>(p.y)[at] = __fadd_rn(static_cast<float*>(p.y)[at], sum);
-  } else if (p.y_is_f32) {
+  if (p.y_is_f32) {
     static_cast<float*>(p.y)[at] = sum;
   } else {
     static_cast<__nv_bfloat16*>(p.y)[at] = FromF<__nv_bfloat16>(sum);

@@ -38,21 +38,6 @@ struct WeightView {
   int64_t num_scale_groups() const { return scale_group == 0 ? 1 : (in_features + scale_group - 1) / scale_group; }
 };
 
-// Steps of a layer that a product can do on its way (fused_linear/fused_linear.h).
-struct InputNorm {
-  const float* weight = nullptr;  // [in_features]; null: x is taken as it is
-  float eps = 1e-5f;
-};
-struct LinearFusion {
-  InputNorm norm;         // RMSNorm in front of the product
-  bool silu_mul = false;  // SiLU(gate) * up behind it
-  bool adds = false;      // the result is added to what y holds
-  bool any() const { return norm.weight != nullptr || silu_mul || adds; }
-};
-struct FusedSteps {
-  bool norm = false, silu_mul = false, adds = false;
-};
-
 // A packed weight; made by a backend, used only with that backend. Immutable: many threads may use one at once, each
 // with its own context.
 class LinearWeight {
@@ -63,8 +48,6 @@ class LinearWeight {
   // Whether a product of num_rows rows takes less time with x in e4m3. The host's do not.
   virtual bool PrefersE4M3(int64_t /*num_rows*/) const { return false; }
   virtual int64_t e4m3_group() const { return 0; }  // the scale_group of such an x
-  // The steps that take less time within a product of num_rows rows than by themselves. The host has none.
-  virtual FusedSteps Fuses(int64_t /*num_rows*/) const { return {}; }
 
  protected:
   LinearWeight(int64_t out_features, int64_t in_features) : out_features_(out_features), in_features_(in_features) {}

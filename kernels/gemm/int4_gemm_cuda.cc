@@ -68,25 +68,14 @@ cudaError_t OrderedGemm(const Int4GemmArgs& a, bool one_order, cudaStream_t stre
 
 }  // namespace
 
-FusedSteps DeviceInt4Weight::Fuses(int64_t num_rows) const {
-  if (!fuses_ || num_rows > kMaxFusedRows || column_order() != nullptr) return {};
-  const bool one_pass = scale_group_ % 128 == 0 && FitsSkinnyInt4GemmSm90({.scale_group = scale_group_,
-                                                                           .num_rows = num_rows,
-                                                                           .out_features = out_features(),
-                                                                           .in_features = in_features()});
-  return FusedStepsOf(num_rows, out_features(), in_features(), one_pass);
-}
-
 cudaError_t Int4Gemm(const Int4GemmArgs& a, bool one_order, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (!IsInt4Served(a.in_features, a.scale_group)) return cudaErrorNotSupported;
-  if (a.fusion.any() && (one_order || a.column_order != nullptr)) return cudaErrorNotSupported;
   if (a.column_order != nullptr) return OrderedGemm(a, one_order, stream);
   if (!one_order && FitsSkinnyInt4GemmSm90(a)) {
     const cudaError_t e = SkinnyInt4GemmSm90(a, stream);
     if (e != cudaErrorNotSupported) return e;
   }
-  if (a.fusion.any() && a.num_rows > kMaxStreamedInt4Rows) return cudaErrorNotSupported;
   return !one_order && a.num_rows <= kMaxStreamedInt4Rows ? SkinnyInt4Gemm(a, stream)
                                                           : ExpandedGemm(a, one_order, stream);
 }

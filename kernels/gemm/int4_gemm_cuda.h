@@ -14,7 +14,6 @@
 //             scale_group is 0, 32, 64 or a multiple of 128
 // Ordering    SkinnyInt4Gemm is launched early (cuda_launch.h): W must not be written by a kernel that may still run.
 //             The workspace belongs to the stream: calls on one stream may share one
-// Fusion      SkinnyInt4GemmSm90 does all steps of LinearFusion, norm where one pass is enough; SkinnyInt4Gemm adds
 // Errors      cudaErrorNotSupported: a shape, type or alignment not served; cudaErrorInvalidValue: the workspace is too
 //             small; nothing was launched then
 // Threads     thread-safe; asynchronous on `stream`; no allocation
@@ -49,13 +48,8 @@ class DeviceInt4Weight final : public LinearWeight {
     std::unique_ptr<Buffer> codes, scales, zeros;
     std::unique_ptr<Buffer> column_order;  // null: columns as they stand
   };
-  // fuses: whether products may do more on their way.
-  DeviceInt4Weight(Parts parts, const WeightView& view, bool fuses)
-      : LinearWeight(view.out_features, view.in_features),
-        parts_(std::move(parts)),
-        scale_group_(view.scale_group),
-        fuses_(fuses) {}
-  FusedSteps Fuses(int64_t num_rows) const override;
+  DeviceInt4Weight(Parts parts, const WeightView& view)
+      : LinearWeight(view.out_features, view.in_features), parts_(std::move(parts)), scale_group_(view.scale_group) {}
   const uint8_t* codes() const { return static_cast<const uint8_t*>(parts_.codes->data()); }
   const float* scales() const { return static_cast<const float*>(parts_.scales->data()); }
   const uint8_t* zeros() const { return static_cast<const uint8_t*>(parts_.zeros->data()); }
@@ -67,7 +61,6 @@ class DeviceInt4Weight final : public LinearWeight {
  private:
   const Parts parts_;
   const int64_t scale_group_;
-  const bool fuses_;
 };
 
 struct Int4GemmArgs {
@@ -85,7 +78,6 @@ struct Int4GemmArgs {
   int64_t in_features = 0;
   void* workspace = nullptr;  // Int4Gemm: 256-byte aligned; kInt4WorkspaceBytes are enough for 45,000 columns
   size_t workspace_bytes = 0;
-  LinearFusion fusion;  // as that of Fp8GemmArgs; not with a column order
 };
 
 inline constexpr size_t kInt4WorkspaceBytes = size_t{64} << 20;

@@ -58,11 +58,10 @@ __device__ __forceinline__ void StoreColumns(const ResidentX& x, int group, int 
 }
 
 // Converts rows of `in` columns, in chunks of kGroups groups; this warp every kWarps-th chunk, as it multiplies them.
-// Half a warp converts a group of a row. Columns past the last are zeros. kSums: makes x.sums. from: PlainRows or
-// NormedRows (normed_rows_sm90.h).
-template <ColumnOrder kOrder, int kGroups, int kWarps, bool kSums, typename Rows>
-__device__ __forceinline__ void ConvertRows(const Rows& from, int64_t in, int chunks, const ResidentX& x) {
-  constexpr int kAtOnce = Rows::kAtOnce;
+// Half a warp converts a group of a row. Columns past the last are zeros. kSums: makes x.sums.
+template <ColumnOrder kOrder, int kGroups, int kWarps, bool kSums>
+__device__ void ConvertRows(const __nv_bfloat16* from, int64_t in, int chunks, const ResidentX& x) {
+  constexpr int kAtOnce = 4;  // loads in flight
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16;
   const int units = (chunks - warp + kWarps - 1) / kWarps * kGroups;  // groups of this warp
   if (units == 0) return;
@@ -82,7 +81,8 @@ __device__ __forceinline__ void ConvertRows(const Rows& from, int64_t in, int ch
       const int turn = row < x.rows ? unit : units - 1;
       group[i] = (turn / kGroups * kWarps + warp) * kGroups + turn % kGroups;
       const int column = group[i] * kResidentGroup + lane % 16 * 8;
-      bits[i] = column < in ? from.Load(of_row[i], column) : uint4{0, 0, 0, 0};
+      bits[i] = column < in ? *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(of_row[i]) * in + column)
+                            : uint4{0, 0, 0, 0};
       unit += 2;
     }
     uint32_t most[kAtOnce];

@@ -10,9 +10,6 @@
 // stream them through a ring each; a warp meets the same columns in every tile, so that it converts the x that it
 // multiplies. At the end of a tile the warps' sums are added in ascending order.
 //
-// Steps beside the product (LinearFusion): x is normalized while it is converted, and results are added to y, or become
-// SiLU(gate) * up, where they are stored. For the last one the upper half of a tile's features are those of up.
-//
 // The columns of a product of the tensor cores may stand in any order that both operands share. Lane 4 g + c reads 16
 // bytes of codes of a feature, those of piece c, and makes left operands of them as they come; x is stored in their
 // order. Its features are 16 f + FeatureOf(g) and 8 more: two rows of codes that lanes read at one time then differ in
@@ -24,11 +21,8 @@
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_tensor_map.h"
-#include "kernels/cuda/row_math_cuda.h"
 #include "kernels/gemm/int4_gemm_device.h"
-#include "kernels/gemm/normed_rows_sm90.h"
 #include "kernels/gemm/resident_x_sm90.h"
-#include "kernels/gemm/skinny_codes_ring_sm90.h"
 #include "kernels/gemm/skinny_codes_sm90.h"
 
 namespace spl::kernels::cuda {
@@ -49,6 +43,64 @@ __device__ __forceinline__ uint32_t WidenE4M3(uint32_t codes) {
 // 64 + the codes of bits 4 to 7 and 20 to 23.
 __device__ __forceinline__ uint32_t WidenInt4(uint32_t codes) { return (codes & 0x00f000f0u) | 0x54005400u; }
 constexpr float kInt4Bias = 64;
+
+// The stages of a warp's codes: its chunks of the block's tiles, in turn.
+template <int kFeatures, int kWarps>
+struct CodeRing {
+  static constexpr int kStage = kFeatures * kRowBytes;
+  const Params& p;
+  const CUtensorMap& map;
+  const uint32_t codes, full;  // addresses
+  const int warp, num_tiles;
+  int tile, chunk;  // that are loaded next; a warp without a chunk is past the last tile from the start
+
+  __device__ CodeRing(const Params& p, const CUtensorMap& map, char* smem, int num_tiles)
+      : p(p),
+        map(map),
+        codes(SmemAddress(smem) + threadIdx.x / 32 * p.layout.stages * kStage),
+        full(SmemAddress(smem + p.layout.barriers) + threadIdx.x / 32 * kMaxStages * 8),
+        warp(threadIdx.x / 32),
+        num_tiles(num_tiles),
+        tile(warp < p.chunks ? static_cast<int>(blockIdx.x) : num_tiles),
+        chunk(warp) {}
+  // By one lane.
+  __device__ void Load(int stage) {
+    if (tile >= num_tiles) return;
+    MbarrierArriveExpect(full + 8 * stage, kStage);
+    TmaLoad2(codes + stage * kStage, &map, full + 8 * stage, chunk * kRowBytes, tile * kFeatures);
+    chunk += kWarps;
+    if (chunk >= p.chunks) {
+      chunk = warp;
+      tile += gridDim.x;
+    }
+  }
+  __device__ void Begin() {  // by one lane
+    for (int i = 0; i < p.layout.stages; ++i) MbarrierInit(full + 8 * i, 1);
+    MbarrierInitFence();
+    FenceProxyAsync();
+    for (int i = 0; i < p.layout.stages; ++i) Load(i);
+  }
+};
+
+// Scales and zero points of a tile.
+struct TileFactors {
+  float* scales;
+  uint8_t* zeros;
+};
+
+// Begins to copy the factors of a tile; all threads of the block call it.
+template <Codes kCodes, int kFeatures, int kThreads>
+__device__ __forceinline__ void CopyFactors(const Params& p, int tile, const TileFactors& to) {
+  const int groups = p.num_groups;
+  const int64_t begin = static_cast<int64_t>(tile) * kFeatures * groups;
+  const auto count = static_cast<int>(min(int64_t{kFeatures} * groups, p.out * groups - begin));
+  for (int i = threadIdx.x; i < count; i += kThreads)
+    CpAsync4(SmemAddress(to.scales + i + i / groups), p.scales + begin + i, 4);
+  if constexpr (kCodes == Codes::kInt4) {
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * kThreads)
+      CpAsync4(SmemAddress(to.zeros + i), p.zeros + begin + i, min(4, count - i));
+  }
+}
 
 // Adds the products of a group of columns to `sums`, two by turns, which do not wait for each other. codes: the lane's
 // first row of a stage; piece: its place in it.
@@ -127,46 +179,11 @@ __device__ __forceinline__ void AddGroup(const Params& p, const ResidentX& x, co
   }
 }
 
-// The element of y that this thread makes of a tile; it has at most one.
-template <Codes kCodes, typename Tile>
-struct Element {
-  static_assert(Tile::kOutputs * kMaxRows <= 32 * Warps(kCodes));
-  int in_tile, row;
-  int64_t column;  // of y
-  bool valid;
-
-  __device__ __forceinline__ Element(const Params& p, int tile) {
-    int thread;  // read anew each time: otherwise all of this stays in registers while tiles are multiplied
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    in_tile = thread % Tile::kOutputs;
-    row = thread / Tile::kOutputs;
-    column = static_cast<int64_t>(tile) * Tile::kOutputs + in_tile;
-    valid = row < p.num_rows && column < p.outputs;
-  }
-  __device__ __forceinline__ int64_t At(const Params& p) const { return row * p.y_stride + column; }
-};
-
-// What y holds there, if the result is added to it: loaded while the tile is being computed.
-template <Codes kCodes, typename Tile>
-__device__ __forceinline__ float LoadBefore(const Params& p, int tile) {
-  const Element<kCodes, Tile> element(p, tile);
-  return p.adds && element.valid ? static_cast<const float*>(p.y)[element.At(p)] : 0.0f;
-}
-
-// The scaled sum of a feature, warp by warp in ascending order, with its bias.
-template <Codes kCodes>
-__device__ __forceinline__ float SumOfWarps(const Params& p, const float* from, int64_t feature) {
-  float sum = from[0];
-#pragma unroll
-  for (int w = 1; w < Warps(kCodes); ++w) sum += from[w * p.layout.sums_of_warp];
-  if constexpr (kCodes == Codes::kFp8) sum = __fmul_rn(sum, p.scales[feature]);
-  return p.bias == nullptr ? sum : __fadd_rn(sum, p.bias[feature]);
-}
-
 // Adds the sums of the block's warps, in their order, and stores y. set: one of the two of Layout::sums.
-template <Codes kCodes, typename Tile, int kFeatureTiles>
-__device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_row, float* set, float before,
+template <Codes kCodes, int kFeatureTiles>
+__device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_row, float* set,
                                           const float (&total)[kFeatureTiles][4]) {
+  constexpr int kFeatures = 16 * kFeatureTiles;
   const int warp = threadIdx.x / 32, c = threadIdx.x % 4, rows = p.layout.sum_rows, size = p.layout.sums_of_warp;
   if (2 * c < rows) {
 #pragma unroll
@@ -177,36 +194,31 @@ __device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_r
   }
   if constexpr (kCodes != Codes::kFp8) CpAsyncWait<0>();  // the factors of the next tile
   __syncthreads();  // a set is written again after all have passed the one of the next tile
-  const Element<kCodes, Tile> element(p, tile);
-  if (!element.valid) return;
-  const float* const from = set + element.in_tile * rows + element.row;
-  float sum = SumOfWarps<kCodes>(p, from, element.column);
-  if constexpr (Tile::kGated)
-    sum = SiluMulOf(sum, SumOfWarps<kCodes>(p, from + Tile::kOutputs * rows, p.outputs + element.column));
-  const int64_t at = element.At(p);
-  if (p.adds) {
-    static_cast<float*>(p.y)[at] = __fadd_rn(before, sum);
-  } else if (p.y_is_f32) {
-    static_cast<float*>(p.y)[at] = sum;
-  } else {
-    static_cast<__nv_bfloat16*>(p.y)[at] = FromF<__nv_bfloat16>(sum);
+  for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * Warps(kCodes)) {
+    const int in_tile = i % kFeatures, row = i / kFeatures;
+    const int64_t feature = static_cast<int64_t>(tile) * kFeatures + in_tile;
+    if (feature >= p.out) continue;
+    const float* const from = set + in_tile * rows + row;
+    float sum = from[0];
+#pragma unroll
+    for (int w = 1; w < Warps(kCodes); ++w) sum += from[w * size];
+    StoreFp8Result(p, row, feature, kCodes == Codes::kFp8 ? __fmul_rn(sum, p.scales[feature]) : sum);
   }
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-template <Codes kCodes, int kFeatureTiles, bool kGated>
+template <Codes kCodes, int kFeatureTiles>
 __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
     Multiply(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap codes_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Tile = TileShape<kFeatureTiles, kGated>;
-  constexpr int kWarps = Warps(kCodes), kFeatures = Tile::kFeatures, kGroups = GroupsOfChunk(kCodes);
-  using Ring = CodeRing<Tile, kWarps>;
+  constexpr int kWarps = Warps(kCodes), kFeatures = 16 * kFeatureTiles, kGroups = GroupsOfChunk(kCodes);
+  using Ring = CodeRing<kFeatures, kWarps>;
   extern __shared__ char memory[];
   LetNextStart();
   const Layout& at = p.layout;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_row = FeatureOf(lane / 4);
-  const auto num_tiles = static_cast<int>((p.outputs + Tile::kOutputs - 1) / Tile::kOutputs);
+  const int num_tiles = static_cast<int>((p.out + kFeatures - 1) / kFeatures);
   char* const smem = memory + (1024 - SmemAddress(memory) % 1024) % 1024;
   const auto factors = [&](int turn) {  // of this tile or of the next one
     return TileFactors{reinterpret_cast<float*>(smem + at.scales) + turn * kFeatures * (p.num_groups + 1),
@@ -215,35 +227,24 @@ __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
   Ring ring(p, codes_map, smem, num_tiles);
   if (lane == 0) ring.Begin();  // while the kernel in front may still be making x
   if constexpr (kCodes != Codes::kFp8) {
-    CopyFactors<kCodes, Tile>(p, blockIdx.x, factors(0));
+    CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, blockIdx.x, factors(0));
     CpAsyncWait<0>();
     __syncthreads();
   }
-  if (p.norm.weight != nullptr) PrefetchNorm(p.norm.weight, p.in, 32 * kWarps);
   WaitForPrevious();
   const ResidentX x{SmemAddress(smem + at.x), reinterpret_cast<float*>(smem + at.x_scales),
                     reinterpret_cast<float*>(smem + at.x_sums), p.num_rows};
   constexpr ColumnOrder kOrder = kCodes == Codes::kInt4 ? ColumnOrder::kOwn : ColumnOrder::kArranged;
-  constexpr bool kSums = kCodes == Codes::kInt4;
-  if (p.norm.weight != nullptr) {
-    // The second set of sums is written when all warps are done with the first tile.
-    float* const scratch = reinterpret_cast<float*>(smem + at.sums) + kWarps * at.sums_of_warp;
-    const auto* const rows = reinterpret_cast<const float*>(p.x);
-    const float* const scales = NormScales<kWarps>(rows, p.num_rows, static_cast<int>(p.in), p.norm.eps, scratch);
-    ConvertRows<kOrder, kGroups, kWarps, kSums>(NormedRows{rows, p.norm.weight, scales, p.in}, p.in, p.chunks, x);
-  } else {
-    ConvertRows<kOrder, kGroups, kWarps, kSums>(PlainRows{p.x, p.in}, p.in, p.chunks, x);
-  }
+  ConvertRows<kOrder, kGroups, kWarps, kCodes == Codes::kInt4>(p.x, p.in, p.chunks, x);
 
   int stage = 0, turn = 0;
   uint32_t phase = 0;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, turn ^= 1) {
     const TileFactors now = factors(turn);
-    const float before = LoadBefore<kCodes, Tile>(p, tile);
     float total[kFeatureTiles][4] = {};
     if (const int next = tile + static_cast<int>(gridDim.x); kCodes != Codes::kFp8 && next < num_tiles)
-      CopyFactors<kCodes, Tile>(p, next, factors(turn ^ 1));
+      CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, next, factors(turn ^ 1));
 #pragma unroll 1
     for (int chunk = warp; chunk < p.chunks; chunk += kWarps) {
       MbarrierWait(ring.full + 8 * stage, phase);
@@ -260,23 +261,22 @@ __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
       }
     }
     float* const set = reinterpret_cast<float*>(smem + at.sums) + turn * kWarps * at.sums_of_warp;
-    StoreTile<kCodes, Tile, kFeatureTiles>(p, tile, first_row, set, before, total);
+    StoreTile<kCodes, kFeatureTiles>(p, tile, first_row, set, total);
   }
 #endif
 }
 
-template <Codes kCodes, int kFeatureTiles, bool kGated>
+template <Codes kCodes, int kFeatureTiles>
 cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
   CUtensorMap codes;
   const int64_t row_bytes = kCodes == Codes::kInt4 ? p.in / 2 : p.in;
-  using Tile = TileShape<kFeatureTiles, kGated>;
-  if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, row_bytes, row_bytes, Tile::kOutputs, kRowBytes,
-                    CU_TENSOR_MAP_SWIZZLE_128B))
+  if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, row_bytes, row_bytes, 16 * kFeatureTiles,
+                    kRowBytes, CU_TENSOR_MAP_SWIZZLE_128B))
     return cudaErrorNotSupported;
-  const auto kernel = Multiply<kCodes, kFeatureTiles, kGated>;
+  const auto kernel = Multiply<kCodes, kFeatureTiles>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.layout.bytes);
   if (e != cudaSuccess) return e;
-  const int64_t tiles = (p.outputs + Tile::kOutputs - 1) / Tile::kOutputs;
+  const int64_t tiles = (p.out + 16 * kFeatureTiles - 1) / (16 * kFeatureTiles);
   return LaunchEarly(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(tiles, num_sms))), dim3(32 * Warps(kCodes)),
                      static_cast<size_t>(p.layout.bytes), stream, p, codes);
 }
@@ -292,11 +292,8 @@ cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
     p.layout = MakeLayout<kCodes>(feature_tiles, p.num_rows, p.chunks, p.num_groups);
     return p.layout.stages >= kMinStages;
   };
-  const bool gated = p.outputs != p.out;
-  if (100 * most(2) <= 103 * most(1) && fits(2))
-    return gated ? Launch<kCodes, 2, true>(p, num_sms, stream) : Launch<kCodes, 2, false>(p, num_sms, stream);
-  if (!fits(1)) return cudaErrorNotSupported;
-  return gated ? Launch<kCodes, 1, true>(p, num_sms, stream) : Launch<kCodes, 1, false>(p, num_sms, stream);
+  if (100 * most(2) <= 103 * most(1) && fits(2)) return Launch<kCodes, 2>(p, num_sms, stream);
+  return fits(1) ? Launch<kCodes, 1>(p, num_sms, stream) : cudaErrorNotSupported;
 }
 
 // Rows of one pass over the weight: 0 if not even one row fits.
@@ -315,24 +312,11 @@ bool IsSm90(int* num_sms) {
   return DeviceInfo(&capability, num_sms) == cudaSuccess && capability / 10 == 9;
 }
 
-// True if the steps beside the product are served, whatever the number of rows.
-bool ServedFusion(const LinearFusion& fusion, int64_t out, int64_t in) {
-  const bool aligned = reinterpret_cast<uintptr_t>(fusion.norm.weight) % 16 == 0;
-  if (fusion.norm.weight != nullptr && (!aligned || in > kMaxNormedColumns)) return false;
-  // The zero points of up begin with a whole word.
-  return !fusion.silu_mul || (out % 8 == 0 && !fusion.adds);
-}
-
-// Passes of as many rows as fit; with norm one pass.
+// Passes of as many rows as fit.
 template <Codes kCodes>
-cudaError_t Run(Params all, const LinearFusion& fusion, int units_of_group, DType y_dtype, cudaStream_t stream) {
+cudaError_t Run(Params all, int units_of_group, DType y_dtype, cudaStream_t stream) {
   int num_sms = 0;
-  if (!IsSm90(&num_sms) || !ServedFusion(fusion, all.out, all.in)) return cudaErrorNotSupported;
-  if (fusion.norm.weight != nullptr && RowsOfPass<kCodes>(all.in, all.num_groups, all.num_rows) != all.num_rows)
-    return cudaErrorNotSupported;
-  all.norm = fusion.norm;
-  all.outputs = fusion.silu_mul ? all.out / 2 : all.out;
-  if (fusion.silu_mul) all.y_stride = all.outputs;
+  if (!IsSm90(&num_sms)) return cudaErrorNotSupported;
   constexpr int64_t kColumns = int64_t{kGroup} * GroupsOfChunk(kCodes);
   all.chunks = static_cast<int>((all.in + kColumns - 1) / kColumns);
   all.units_of_group = units_of_group;
@@ -365,8 +349,8 @@ cudaError_t SkinnyFp8GemmSm90(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (!ServedFp8(a) || a.codes_are_new) return cudaErrorNotSupported;
   Params p{};
   static_cast<Fp8GemmParams&>(p) = ToFp8Params(a);
-  return a.scale_group == 0 ? Run<Codes::kFp8>(p, a.fusion, 1, a.y_dtype, stream)
-                            : Run<Codes::kFp8Groups>(p, a.fusion, 1, a.y_dtype, stream);
+  return a.scale_group == 0 ? Run<Codes::kFp8>(p, 1, a.y_dtype, stream)
+                            : Run<Codes::kFp8Groups>(p, 1, a.y_dtype, stream);
 }
 
 cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
@@ -376,7 +360,7 @@ cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
   static_cast<Fp8GemmParams&>(p) = ToCodesParams(a);
   p.zeros = a.zeros;
   const int units = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kGroup);
-  return Run<Codes::kInt4>(p, a.fusion, units, a.y_dtype, stream);
+  return Run<Codes::kInt4>(p, units, a.y_dtype, stream);
 }
 
 }  // namespace spl::kernels::cuda

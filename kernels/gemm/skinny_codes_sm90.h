@@ -22,21 +22,12 @@ constexpr int Warps(Codes codes) { return codes == Codes::kInt4 ? 8 : 16; }
 constexpr int GroupsOfChunk(Codes codes) { return codes == Codes::kInt4 ? 2 : 1; }
 constexpr int StageBytes(int feature_tiles) { return 16 * feature_tiles * kRowBytes; }
 
-// A tile's features of the weight, and its columns of y. With SiLU behind the product its lower half are features of
-// gate, its upper half those of up for the same columns.
-template <int kFeatureTiles, bool kGatedTile>
-struct TileShape {
-  static constexpr bool kGated = kGatedTile;
-  static constexpr int kFeatures = 16 * kFeatureTiles, kOutputs = kGated ? kFeatures / 2 : kFeatures;
-};
-
 // The places of a block's shared memory, from a multiple of 1,024 bytes on.
 struct Layout {
   int stages = 0;
   int sum_rows = 0, sums_of_warp = 0;   // a feature's, an even number; numbers
   int x = 0, x_scales = 0, x_sums = 0;  // behind the rings (ResidentX)
-  int sums = 0;                         // two sets [warp][feature][row], so that warps may be a tile apart; the second
-                                        // holds the norm's sums first
+  int sums = 0;                         // two sets [warp][feature][row], so that warps may be a tile apart
   int barriers = 0;
   int scales = 0, zeros = 0;  // two tiles' [feature][scale group]; scales with a pitch of one more
   int bytes = 0;
@@ -74,8 +65,6 @@ struct Params : Fp8GemmParams {
   const uint8_t* zeros;  // kInt4
   int chunks;            // in a row of codes; columns past the last are zeros
   int units_of_group;    // kGroup columns of a scale group
-  int64_t outputs;       // columns of y
-  InputNorm norm;        // with one, x is f32
   Layout layout;
 };
 

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) TiledKernel(const __grid_constant__ 
 
 cudaError_t TiledFp8GemmSm80(const Fp8GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (!ServedFp8(a, /*small_groups=*/true) || a.fusion.any()) return cudaErrorNotSupported;
+  if (!ServedFp8(a, /*small_groups=*/true)) return cudaErrorNotSupported;
   constexpr int kSmem = kStages * kStageBytes;
   const cudaError_t e = cudaFuncSetAttribute(TiledKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
   if (e != cudaSuccess) return e;

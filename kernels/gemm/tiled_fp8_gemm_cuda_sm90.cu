@@ -255,7 +255,7 @@ cudaError_t LaunchRows(const Fp8GemmArgs& a, int split, cudaStream_t stream) {
 
 cudaError_t TiledFp8GemmSm90(const Fp8GemmArgs& a, Fp8Tiling tiling, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
-  if (!ServedFp8(a) || a.fusion.any()) return cudaErrorNotSupported;
+  if (!ServedFp8(a)) return cudaErrorNotSupported;
   switch (tiling.rows) {
     case 16:
       return LaunchRows<16>(a, tiling.split, stream);

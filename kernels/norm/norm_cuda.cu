@@ -2,7 +2,6 @@
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_types.h"
-#include "kernels/cuda/row_math_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/quantize/e4m3_row_cuda.h"
 
@@ -12,8 +11,8 @@ namespace {
 constexpr int kMaxVectors = RowShape::kMaxVectors;
 constexpr int kFewVectors = RowShape::kFewVectors;  // so few that the weight's fit beside the row's
 
-// One block a row: the row is read once, summed, scaled and written. gemm/normed_rows_sm90.h sums in the same order.
-// Short rows' weights are read before the wait for the row. Out: a pointer, or E4M3Tensor.
+// One block a row: the row is read once, summed, scaled and written. Short rows' weights are read before the wait for
+// the row. Out: a pointer, or E4M3Tensor.
 template <typename Delta, typename Out, int kVectors>
 __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* weight, Out out, int width, float eps) {
   __shared__ float scratch[32], max_scratch[32];
@@ -42,15 +41,15 @@ __global__ void RmsNormKernel(float* residual, const Delta* delta, const float* 
       x[v] = {x[v].x + d.x, x[v].y + d.y, x[v].z + d.z, x[v].w + d.w};
       Store4(residual + row + c, x[v]);
     }
-    sum = AddSquares(sum, x[v]);
+    sum += x[v].x * x[v].x + x[v].y * x[v].y + x[v].z * x[v].z + x[v].w * x[v].w;
   }
-  const float scale = NormScale(BlockSum(sum, scratch), width, eps);
+  const float scale = rsqrtf(BlockSum(sum, scratch) / static_cast<float>(width) + eps);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int c = ColumnOf(v);
     if (c >= width) break;
     if constexpr (!kWeightFirst) load_weight(v);
-    x[v] = Normed(x[v], scale, w[v]);
+    x[v] = {x[v].x * scale * w[v].x, x[v].y * scale * w[v].y, x[v].z * scale * w[v].z, x[v].w * scale * w[v].w};
     if constexpr (!std::is_same_v<Out, E4M3Tensor>) Store4(out + row + c, x[v]);
   }
   if constexpr (std::is_same_v<Out, E4M3Tensor>) StoreE4M3Row<kVectors>(x, blockIdx.x, width, out, max_scratch);

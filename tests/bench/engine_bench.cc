@@ -73,7 +73,6 @@ struct Flags {
   std::string quantize = "none";
   std::string kv_dtype = "auto";
   bool fp8_activations = true;
-  bool fuse = true;
   int32_t tp = 1;
   std::vector<int32_t> prefill = {2048, 8192, 32768};
   std::vector<int32_t> decode = {1, 8, 32};
@@ -231,11 +230,7 @@ absl::Status RunBench(const Flags& flags) {
   }
   if (widest == 0) return absl::OkStatus();
   SPLICE_ASSIGN_OR_RETURN(const auto executor,
-                          engine::ParallelExecutor::Create(
-                              model, view,
-                              {.max_rows = widest,
-                               .max_sequences = widest,
-                               .fuse_steps = flags.fuse ? engine::FuseSteps::kWhereFaster : engine::FuseSteps::kNone}));
+                          engine::ParallelExecutor::Create(model, view, {.max_rows = widest, .max_sequences = widest}));
   engine::StepCosts costs;
   if (std::find(flags.selectors.begin(), flags.selectors.end(), "adaptive") != flags.selectors.end()) {
     SPLICE_ASSIGN_OR_RETURN(costs, MeasureCosts(*executor, pool));
@@ -339,7 +334,6 @@ int main(int argc, char** argv) {
   app.add_option("--random-weights", flags.shape, "SHAPE or config.json, with :SEED")->capture_default_str();
   app.add_option("--backend", flags.backend, "cpu, cuda or cuda:GPU")->capture_default_str();
   app.add_flag("!--no-fp8-activations", flags.fp8_activations, "FP8 weights are multiplied with bf16");
-  app.add_flag("!--no-fused-steps", flags.fuse, "decode steps normalize, activate and add by themselves");
   app.add_option("--quantize", flags.quantize, "fp8, int4: the layers' matrices in that type; none")
       ->check(CLI::IsMember({"none", "fp8", "int4"}))
       ->capture_default_str();

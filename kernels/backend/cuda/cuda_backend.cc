@@ -150,7 +150,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_
     }
   }
   return std::make_unique<DeviceFp8Weight>(std::move(codes), *std::move(scales), std::move(of_blocks), w,
-                                           multiplies_e4m3, FusesProducts());
+                                           multiplies_e4m3);
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptInt4(std::unique_ptr<Buffer> codes,
@@ -180,7 +180,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptInt4(std::unique
   if (absl::Status s = ToStatus(e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e, "ArrangeInt4Codes"); !s.ok()) {
     return s;
   }
-  return std::make_unique<DeviceInt4Weight>(std::move(parts), w, FusesProducts());
+  return std::make_unique<DeviceInt4Weight>(std::move(parts), w);
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaBackend::Uploaded(const void* data, size_t bytes, size_t room) const {

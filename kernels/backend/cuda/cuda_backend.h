@@ -65,8 +65,6 @@ class CudaBackend final : public Backend {
   DType PlainType(DType dtype) const {
     return dtype == DType::kBF16 && gemm_ != GemmCompute::kF32 ? DType::kBF16 : DType::kF32;
   }
-  // Deterministic: rows of prompts and of steps come out of the same kernels, which fuse nothing.
-  bool FusesProducts() const { return !deterministic_ && properties_.major == 9; }
   absl::StatusOr<std::unique_ptr<Buffer>> Plain(std::unique_ptr<Buffer> data, DType dtype, int64_t count) const;
   absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptFp8(std::unique_ptr<Buffer> codes, const WeightView& weight) const;
   absl::StatusOr<std::unique_ptr<LinearWeight>> AdoptInt4(std::unique_ptr<Buffer> codes,

@@ -23,9 +23,8 @@ namespace spl::kernels::cuda {
 
 namespace {
 
-absl::Status Fp8Linear(const LinearArgs& a, const LinearFusion& fusion, const DeviceFp8Weight& weight,
-                       bool deterministic, cudaStream_t stream) {
-  if (a.x.dtype != DType::kBF16 && fusion.norm.weight == nullptr) {
+absl::Status Fp8Linear(const LinearArgs& a, const DeviceFp8Weight& weight, bool deterministic, cudaStream_t stream) {
+  if (a.x.dtype != DType::kBF16) {
     return absl::UnimplementedError(
         absl::StrCat("Linear: an FP8 weight and activations in ", std::string(DTypeName(a.x.dtype)), ", not bf16"));
   }
@@ -38,15 +37,14 @@ absl::Status Fp8Linear(const LinearArgs& a, const LinearFusion& fusion, const De
                          .y_dtype = a.y.dtype,
                          .num_rows = a.num_rows,
                          .out_features = weight.out_features(),
-                         .in_features = weight.in_features(),
-                         .fusion = fusion};
+                         .in_features = weight.in_features()};
   // When deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
   return ToStatus(deterministic ? TiledFp8Gemm(args, stream) : Fp8Gemm(args, stream), "Linear");
 }
 
-absl::Status Int4Linear(const LinearArgs& a, const LinearFusion& fusion, const DeviceInt4Weight& weight,
-                        bool deterministic, const CudaSession& session) {
-  if (a.x.dtype != DType::kBF16 && fusion.norm.weight == nullptr) {
+absl::Status Int4Linear(const LinearArgs& a, const DeviceInt4Weight& weight, bool deterministic,
+                        const CudaSession& session) {
+  if (a.x.dtype != DType::kBF16) {
     return absl::UnimplementedError(
         absl::StrCat("Linear: an int4 weight and activations in ", std::string(DTypeName(a.x.dtype)), ", not bf16"));
   }
@@ -64,8 +62,7 @@ absl::Status Int4Linear(const LinearArgs& a, const LinearFusion& fusion, const D
                           .out_features = weight.out_features(),
                           .in_features = weight.in_features(),
                           .workspace = session.gemm_workspace(),
-                          .workspace_bytes = CudaSession::kGemmWorkspaceBytes,
-                          .fusion = fusion};
+                          .workspace_bytes = CudaSession::kGemmWorkspaceBytes};
   return ToStatus(Int4Gemm(args, deterministic, session.stream()), "Linear");
 }
 
@@ -78,9 +75,9 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
   const auto* const fp8 = dynamic_cast<const DeviceFp8Weight*>(a.weight);
   if (a.x.dtype == DType::kE4M3 && (fp8 == nullptr || !fp8->multiplies_e4m3() || a.x.scale_group != fp8->e4m3_group()))
     return absl::UnimplementedError("Linear: x in e4m3, and a weight that is not multiplied with it here");
-  if (fp8 != nullptr && a.x.dtype != DType::kE4M3) return Fp8Linear(a, {}, *fp8, deterministic_, session.stream());
+  if (fp8 != nullptr && a.x.dtype != DType::kE4M3) return Fp8Linear(a, *fp8, deterministic_, session.stream());
   if (const auto* int4 = dynamic_cast<const DeviceInt4Weight*>(a.weight)) {
-    return Int4Linear(a, {}, *int4, deterministic_, session);
+    return Int4Linear(a, *int4, deterministic_, session);
   }
   // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
   if (fp8 == nullptr && !deterministic_ && a.num_rows <= kMaxSkinnyRows) {
@@ -102,18 +99,6 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
                          session.stream()};
   if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
   return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
-}
-
-absl::Status CudaBackend::FusedLinear(const KernelContext& ctx, const FusedLinearArgs& a) const {
-  if (!a.fusion.any()) return Linear(ctx, a.linear);
-  if (absl::Status s = ValidateFusedLinear(a); !s.ok()) return s;
-  if (a.linear.num_rows == 0) return absl::OkStatus();
-  const CudaSession& session = CudaSession::Of(ctx);
-  if (const auto* fp8 = dynamic_cast<const DeviceFp8Weight*>(a.linear.weight); fp8 != nullptr)
-    return Fp8Linear(a.linear, a.fusion, *fp8, deterministic_, session.stream());
-  if (const auto* int4 = dynamic_cast<const DeviceInt4Weight*>(a.linear.weight); int4 != nullptr)
-    return Int4Linear(a.linear, a.fusion, *int4, deterministic_, session);
-  return absl::UnimplementedError("FusedLinear: a weight that is neither FP8 nor int4");
 }
 
 absl::Status CudaBackend::QuantizeRows(const KernelContext& ctx, const QuantizeRowsArgs& a) const {

@@ -109,7 +109,6 @@ absl::Status Executor::Stage(bool staged_plans) {
 }
 
 absl::Status Executor::StageBatch(bool staged_plans) {
-  may_fuse_ = false;
   batch_sequences_.clear();
   for (size_t s = 0; s < spans_.size(); ++s) {
     const RowSpan& rows = spans_[s];
@@ -141,15 +140,13 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
   kernels::ConstActivations delta;
   for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
     const LayerWeights& weights = model_->layer(layer);
-    SPLICE_ASSIGN_OR_RETURN(const NormedRows attention_in,
-                            NormedFor(weights.qkv.get(), delta, *weights.attention_norm));
-    SPLICE_RETURN_IF_ERROR(
-        backend.FusedLinear(context(), {.linear = {.x = attention_in.x,
-                                                   .weight = weights.qkv.get(),
-                                                   .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
-                                                   .y = F32(ws_.qkv),
-                                                   .num_rows = num_rows_},
-                                        .fusion = {.norm = attention_in.norm}}));
+    const kernels::Activations attention_in = InputOf(weights.qkv.get(), ws_.normed, num_rows_);
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), delta, *weights.attention_norm, num_rows_, attention_in));
+    SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = attention_in,
+                                                      .weight = weights.qkv.get(),
+                                                      .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
+                                                      .y = F32(ws_.qkv),
+                                                      .num_rows = num_rows_}));
     if (hooks.before_kv) SPLICE_RETURN_IF_ERROR(hooks.before_kv(layer));
     SPLICE_RETURN_IF_ERROR(WriteKv(layer));
     if (hooks.after_kv) SPLICE_RETURN_IF_ERROR(hooks.after_kv(layer));
@@ -164,11 +161,11 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     if (hooks.choose_ffn_rows) {
       SPLICE_ASSIGN_OR_RETURN(sparse, hooks.choose_ffn_rows(layer));
     }
-    SPLICE_ASSIGN_OR_RETURN(const NormedRows ffn_in, NormedFor(sparse ? nullptr : weights.gate_up.get(),
-                                                               DeltaOf(weights.o.get()), *weights.ffn_norm));
+    const kernels::Activations ffn_in = InputOf(sparse ? nullptr : weights.gate_up.get(), ws_.normed, num_rows_);
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), F32(ws_.delta), *weights.ffn_norm, num_rows_, ffn_in));
     SPLICE_RETURN_IF_ERROR(sparse ? RunSparseFeedForward(weights)
                                   : RunFeedForward(weights, ffn_in, num_rows_, F32(ws_.delta)));
-    delta = DeltaOf(weights.down.get());
+    delta = F32(ws_.delta);
   }
   return absl::OkStatus();
 }
@@ -186,32 +183,7 @@ absl::Status Executor::ProjectAttention(const kernels::LinearWeight& weight) {
         context(), {.x = x, .out = codes, .num_rows = num_rows_, .width = model_->config().q_size()}));
     x = codes;
   }
-  const bool adds = FusedWith(&weight).adds;
-  return model_->backend().FusedLinear(
-      context(),
-      {.linear = {.x = x, .weight = &weight, .y = F32(adds ? ws_.residual : ws_.delta), .num_rows = num_rows_},
-       .fusion = {.adds = adds}});
-}
-
-// Ranks add up their results before one of them goes on.
-kernels::FusedSteps Executor::FusedWith(const kernels::LinearWeight* weight) const {
-  if (weight == nullptr || !may_fuse_ || communicator_ != nullptr || options_.fuse_steps == FuseSteps::kNone) return {};
-  if (options_.fuse_steps == FuseSteps::kAll) return {.norm = true, .silu_mul = true, .adds = true};
-  return weight->Fuses(num_rows_);
-}
-
-absl::StatusOr<Executor::NormedRows> Executor::NormedFor(const kernels::LinearWeight* weight,
-                                                         kernels::ConstActivations delta, const kernels::Buffer& norm) {
-  if (delta.data == nullptr && FusedWith(weight).norm) {
-    return NormedRows{F32(ws_.residual), {static_cast<const float*>(norm.data()), model_->config().rms_norm_eps}};
-  }
-  const kernels::Activations out = InputOf(weight, ws_.normed, num_rows_);
-  SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), delta, norm, num_rows_, out));
-  return NormedRows{out, {}};
-}
-
-kernels::ConstActivations Executor::DeltaOf(const kernels::LinearWeight* weight) const {
-  return FusedWith(weight).adds ? kernels::ConstActivations() : F32(ws_.delta);
+  return model_->backend().Linear(context(), {.x = x, .weight = &weight, .y = F32(ws_.delta), .num_rows = num_rows_});
 }
 
 absl::Status Executor::Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,

@@ -26,12 +26,6 @@
 
 namespace spl::engine {
 
-// Which steps of a layer a decode step does within products (kernels/fused_linear). The results are the same bits.
-//   kWhereFaster  those that the weight names for the number of rows
-//   kNone         none, for comparison
-//   kAll          all, whether that is faster or not: for tests on the host, which serves any
-enum class FuseSteps : uint8_t { kWhereFaster, kNone, kAll };
-
 struct ExecutorOptions {
   int32_t num_threads = 0;     // 0: one per core
   int32_t max_rows = 512;      // rows of one forward pass; the workspace grows linearly with it
@@ -42,7 +36,6 @@ struct ExecutorOptions {
 
   int32_t span_rows() const { return max_span_rows > max_rows ? max_span_rows : max_rows; }
   kernels::CpuIsa isa = kernels::DetectCpuIsa();
-  FuseSteps fuse_steps = FuseSteps::kWhereFaster;
 };
 
 // Hidden states that are handed from one pass to a later one through other layers: f32 [num_rows, hidden_size] in
@@ -210,28 +203,15 @@ class Executor {
   float& MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const;
   void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
-  absl::Status Project(kernels::Activations residual, kernels::ConstActivations delta, int64_t num_rows);
+  absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
   absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
   // Sums f32 [num_rows, hidden_size] over all ranks. Does nothing with one rank.
   absl::Status Reduce(float* partial, int64_t num_rows);
-  // Input of a product: `x` itself, or its norm.
-  struct NormedRows {
-    kernels::ConstActivations x;
-    kernels::InputNorm norm;
-  };
-  // The steps that this pass does within products with `weight`. Null: none.
-  kernels::FusedSteps FusedWith(const kernels::LinearWeight* weight) const;
-  // The input of a product with `weight`: rows of the residual stream, after `delta` is added to it, normalized now or
-  // by the product.
-  absl::StatusOr<NormedRows> NormedFor(const kernels::LinearWeight* weight, kernels::ConstActivations delta,
-                                       const kernels::Buffer& norm);
-  // The result of a product with `weight` that is not yet added to the residual stream. Null: the product added it.
-  kernels::ConstActivations DeltaOf(const kernels::LinearWeight* weight) const;
   // Runs the feed-forward part of `x` [num_rows, hidden_size], dense or with experts, and sums over the ranks.
-  absl::Status RunFeedForward(const LayerWeights& weights, const NormedRows& x, int64_t num_rows, float* out);
+  absl::Status RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status RunSparseFeedForward(const LayerWeights& weights);
-  absl::Status FeedForward(const LayerWeights& weights, const NormedRows& x, int64_t num_rows, float* out);
+  absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
@@ -279,7 +259,6 @@ class Executor {
   std::unique_ptr<kernels::Session> session_;
   ScoreMemory score_memory_;
 
-  bool may_fuse_ = false;  // nothing but the products reads what is between them in this pass
   int32_t num_rows_ = 0;
   int32_t first_row_ = 0;  // first row of the pass that is still in the workspace, which has num_rows_ rows
   int64_t num_logit_rows_ = 0;

@@ -61,7 +61,6 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   }
   SPLICE_RETURN_IF_ERROR(choices_->Prepare(rows));
   SPLICE_RETURN_IF_ERROR(Stage(any_plans));
-  may_fuse_ = true;
   SPLICE_RETURN_IF_ERROR(ReserveLogits(static_cast<int64_t>(rows.size())));
   uint64_t key = kDecodeStep;
   const auto mix = [&](uint64_t value) { key = (key ^ value) * kDecodeStep + 1; };
@@ -73,8 +72,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     SPLICE_RETURN_IF_ERROR(Embed(static_cast<const int32_t*>(ws_.tokens->data())));
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
                                      {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
-    const LayerWeights& last = model_->layer(model_->config().num_layers - 1);
-    return Project(F32(ws_.residual), DeltaOf(last.down.get()), num_rows_);
+    return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
   };
   // What is measured comes back to the host in the middle of the step: this one is not recorded.
   SPLICE_RETURN_IF_ERROR(measures ? step() : session_->RunStep(key, step));

@@ -28,8 +28,9 @@ absl::StatusOr<bool> Executor::ChooseFfnRows(std::span<const PrefillSlice> slice
   return any && ffn_rows_.size() < static_cast<size_t>(num_rows_);
 }
 
-absl::Status Executor::RunFeedForward(const LayerWeights& weights, const NormedRows& x, int64_t num_rows, float* out) {
-  SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights, x.x, num_rows, out)
+absl::Status Executor::RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                                      float* out) {
+  SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights, x, num_rows, out)
                                                : FeedForward(weights, x, num_rows, out));
   return Reduce(out, num_rows);
 }
@@ -44,7 +45,7 @@ absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
                                                         .width = model_->config().hidden_size,
                                                         .ids = ffn_rows_,
                                                         .out = Act(ws_.gathered_delta)}));
-  SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, {Act(ws_.gathered_delta), {}}, count, F32(ws_.gathered)));
+  SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, Act(ws_.gathered_delta), count, F32(ws_.gathered)));
   return backend.ScatterRows(context(), {.rows = F32(ws_.gathered),
                                          .ids = ffn_rows_,
                                          .num_out_rows = num_rows_,
@@ -52,27 +53,18 @@ absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
                                          .out = F32(ws_.delta)});
 }
 
-absl::Status Executor::FeedForward(const LayerWeights& weights, const NormedRows& x, int64_t num_rows, float* out) {
+absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                                   float* out) {
   const kernels::Backend& backend = model_->backend();
   const kernels::Activations gate_up =
-      x.x.dtype == kernels::DType::kE4M3 ? Act(ws_.gate_up) : kernels::Activations(F32(ws_.gate_up));
+      x.dtype == kernels::DType::kE4M3 ? Act(ws_.gate_up) : kernels::Activations(F32(ws_.gate_up));
   const kernels::Activations activated = InputOf(weights.down.get(), ws_.activated, num_rows);
-  const bool activates = FusedWith(weights.gate_up.get()).silu_mul, adds = FusedWith(weights.down.get()).adds;
-  SPLICE_RETURN_IF_ERROR(backend.FusedLinear(context(), {.linear = {.x = x.x,
-                                                                    .weight = weights.gate_up.get(),
-                                                                    .y = activates ? activated : gate_up,
-                                                                    .num_rows = num_rows},
-                                                         .fusion = {.norm = x.norm, .silu_mul = activates}}));
-  if (!activates) {
-    SPLICE_RETURN_IF_ERROR(backend.SiluMul(
-        context(),
-        {.gate_up = gate_up, .out = activated, .num_rows = num_rows, .width = model_->config().intermediate_size}));
-  }
-  return backend.FusedLinear(context(), {.linear = {.x = activated,
-                                                    .weight = weights.down.get(),
-                                                    .y = adds ? F32(ws_.residual) : out,
-                                                    .num_rows = num_rows},
-                                         .fusion = {.adds = adds}});
+  SPLICE_RETURN_IF_ERROR(
+      backend.Linear(context(), {.x = x, .weight = weights.gate_up.get(), .y = gate_up, .num_rows = num_rows}));
+  SPLICE_RETURN_IF_ERROR(backend.SiluMul(
+      context(),
+      {.gate_up = gate_up, .out = activated, .num_rows = num_rows, .width = model_->config().intermediate_size}));
+  return backend.Linear(context(), {.x = activated, .weight = weights.down.get(), .y = out, .num_rows = num_rows});
 }
 
 absl::Status Executor::RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,

@@ -51,7 +51,7 @@ absl::Status Executor::ComputeLogits(std::span<const int32_t> rows) {
 }
 
 // The last norm and the language model head.
-absl::Status Executor::Project(kernels::Activations residual, kernels::ConstActivations delta, int64_t num_rows) {
+absl::Status Executor::Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows) {
   const ModelConfig& c = model_->config();
   const kernels::Backend& backend = model_->backend();
   SPLICE_RETURN_IF_ERROR(backend.RmsNorm(context(), {.residual = residual,

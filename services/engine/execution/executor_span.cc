@@ -226,7 +226,7 @@ absl::Status Executor::SpanFeedForward(const SpanPass& pass, int32_t begin, int3
                                            .num_rows = rows}));
   SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), rows));
   SPLICE_RETURN_IF_ERROR(Normalize(hidden, F32(ws_.delta), *weights.ffn_norm, rows, Act(ws_.normed)));
-  SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, {Act(ws_.normed), {}}, rows, F32(ws_.delta)));
+  SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, Act(ws_.normed), rows, F32(ws_.delta)));
   if (pass.last_layer) return absl::OkStatus();
   // The norm in front of the next layer is what adds the result to the residual stream.
   return Normalize(hidden, F32(ws_.delta), *model_->layer(pass.layer + 1).attention_norm, rows, Act(ws_.normed));
