@@ -43,6 +43,7 @@ class FailingCopies final : public test::FakeDeviceBackend {
       return inner->RunStep(key, step);
     }
     std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
+    absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
     absl::Status Synchronize() override { return inner->Synchronize(); }
     absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
       return inner->ReadBack(device, bytes);

@@ -210,6 +210,7 @@ class PlanCheckingBackend final : public test::FakeDeviceBackend {
       return inner->RunStep(key, step);
     }
     std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
+    absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
     absl::Status Synchronize() override { return inner->Synchronize(); }
     absl::StatusOr<std::unique_ptr<kernels::HostCopy>> ReadBackLater(const void* device, size_t bytes) override {
       return inner->ReadBackLater(device, bytes);
