@@ -86,10 +86,11 @@ TEST_F(UiTest, ShowsTheFleetRequestsReuseAndHeads) {
   EXPECT_THAT(page, HasSubstr(std::string(share) + " % reused as prefixes"));
   // The map that is in the model's folder, but for the first layers, which decoding keeps whole.
   std::ifstream file(std::string(kTinyModel) + "/head_classes.json");
-  const json map = json::parse(file)["class"];
+  const json written = json::parse(file), &map = written["class"];
+  const auto dense_layers = written.value("dense_layers", size_t{2});
   size_t locals = 0, heads = 0;
   for (size_t layer = 0; layer < map.size(); ++layer) {
-    for (const json& kind : map[layer]) locals += layer >= 2 && kind == "local";
+    for (const json& kind : map[layer]) locals += layer >= dense_layers && kind == "local";
     heads += map[layer].size();
   }
   EXPECT_EQ(Count(page, "class=\"l\""), locals);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/common/ceil_div.h"
+
 namespace spl::engine {
 
 kernels::AlignCopyArgs AlignPlan::Args(const kernels::KvPoolView& pool, int32_t head_dim) const {
@@ -128,6 +130,17 @@ std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const Se
   for (const SegmentHit& hit : hits)
     moves.push_back({hit.source.get(), hit.offset, hit.target, hit.num_tokens, hit.distance()});
   return PlansOf(moves, kv, layers, config, num_ranks);
+}
+
+std::vector<Range> AlignStretches(std::span<const SegmentHit> hits, const Range& layers, int32_t num_kv_heads,
+                                  int64_t most_entries) {
+  int64_t entries = 0;  // of a layer
+  for (const SegmentHit& hit : hits) entries += kernels::CeilDiv(hit.num_tokens, kernels::kPageTokens) * num_kv_heads;
+  const int64_t at_once = std::max<int64_t>(1, most_entries / std::max<int64_t>(entries, 1));
+  std::vector<Range> stretches;
+  for (int64_t begin = layers.begin; begin < layers.end; begin += at_once)
+    stretches.push_back({begin, std::min(begin + at_once, layers.end)});
+  return stretches;
 }
 
 std::vector<std::vector<AlignPlan>> MakeCompactPlans(std::span<const PositionRange> only, const SequenceKv& kv,

@@ -30,6 +30,12 @@ struct AlignPlan {
 std::vector<AlignPlan> MakeAlignPlans(std::span<const SegmentHit> hits, const SequenceKv& kv, const Range& layers,
                                       const ModelConfig& config, int num_ranks = 1);
 
+// Divides layers into stretches whose plans have at most about `most_entries` pages in a table: a device copies the
+// first stretch while the host writes the tables of the next one, of which a prompt of 32,768 tokens has half a million
+// entries. Ascending; a stretch has at least one layer.
+std::vector<Range> AlignStretches(std::span<const SegmentHit> hits, const Range& layers, int32_t num_kv_heads,
+                                  int64_t most_entries = 65'536);
+
 // Plans [steps][num_ranks] that move positions `only` of `kv` (ascending, disjoint) together to positions 0, 1, … in
 // all layers, and rotate their keys by the distance. The steps run one after the other, because a step's targets are
 // sources of earlier steps. A step moves at least as many positions as are missing in front of it, so that there are

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/common/ceil_div.h"
 #include "services/base/check.h"
 #include "services/base/status.h"
 #include "services/engine/cache/segment_summary.h"
@@ -34,11 +33,9 @@ PromptRun::PromptRun(std::span<const int32_t> tokens, std::vector<SegmentHit> hi
   SPLICE_CHECK(hits_.size() == layout_.reused.size(), "a copy for each hit");
   exact_ = !reuses() && policy_.is_exact(layout_) && kv.exact_tokens() == kv.num_tokens();
   aligned_tokens_ = reused_tokens();
-  if (!policy_.is_exact(layout_)) {
-    kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.num_prefix);
-  } else if (!hits_.empty()) {
-    kv_.LowerProvenance(chunk::Provenance::kApprox, layout_.reused.front().begin);
-  }
+  const bool all_rows = policy_.is_exact(layout_);
+  if (!all_rows || !hits_.empty())
+    kv_.LowerProvenance(chunk::Provenance::kApprox, all_rows ? layout_.reused.front().begin : layout_.num_prefix);
 }
 
 absl::Status PromptRun::Begin(ParallelExecutor& executor) {
@@ -57,23 +54,15 @@ absl::Status PromptRun::Begin(ParallelExecutor& executor) {
   return Enter(executor, std::move(first));
 }
 
-// A device copies the first layers while the host still writes the tables of the next ones, of which a prompt of 32,768
-// tokens has half a million entries.
 absl::Status PromptRun::AlignCopies(ParallelExecutor& executor, std::span<const SegmentHit> hits) const {
-  constexpr int64_t kEntries = 65'536;  // of a stretch of layers
   const Model& model = executor.model();
-  int64_t tokens = 0;
-  for (const SegmentHit& hit : hits) tokens += hit.num_tokens;
-  const int64_t entries_a_layer = kernels::CeilDiv(tokens, kernels::kPageTokens) * kv_.shape().num_kv_heads;
-  const int64_t at_once = std::max<int64_t>(1, kEntries / std::max<int64_t>(entries_a_layer, 1));
-  for (int64_t layer = policy_.first_cached_layer(); layer < num_layers_; layer += at_once) {
-    const Range layers{layer, std::min<int64_t>(layer + at_once, num_layers_)};
+  for (const Range& layers :
+       AlignStretches(hits, {policy_.first_cached_layer(), num_layers_}, kv_.shape().num_kv_heads))
     SPLICE_RETURN_IF_ERROR(executor.AlignCopy(MakeAlignPlans(hits, kv_, layers, model.config(), model.num_ranks())));
-  }
   return absl::OkStatus();
 }
 
-// Of a source that is copied as a whole from what is kept with it, of parts from their pages.
+// A source that is copied as a whole has its summary with it; that of a part is made from its pages.
 absl::Status PromptRun::GiveSummaries(const Model& model) {
   std::vector<CopySummary> summaries;
   for (const SegmentHit& hit : hits_) {
@@ -110,8 +99,7 @@ absl::Status PromptRun::GiveQueryMeans(ParallelExecutor& executor) {
     // Turning there and back rounds: the bits depend on the position in this prompt.
     if (!hit.shared && hit.num_tokens == static_cast<int32_t>(hit.source->tokens().size()))
       hit.source->KeepSummary(stored);
-    // The stage wrote over the copy.
-    SPLICE_RETURN_IF_ERROR(AlignCopies(executor, {&hit, 1}));
+    SPLICE_RETURN_IF_ERROR(AlignCopies(executor, {&hit, 1}));  // the stage wrote over the copy
   }
   policy_.TakeQueryMeans(std::move(means));
   if (!attended.empty()) policy_.TakeAttended(std::move(attended));
