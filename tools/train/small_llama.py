@@ -1,4 +1,4 @@
-"""A small Llama model in jax, for head_gates.py: exact KV of a text, KV as method splice has it, and the answer's rows.
+"""A small Llama model in jax, for head_gates.py: its layers, and KV of a text as method splice has it.
 
 32-bit, on the CPU, one text at a time. Shapes: [rows, heads, head_dim]; keys are kept without their rotation.
 """
@@ -119,10 +119,6 @@ class Llama:
             x, k, v, _ = self._rows(layer, x, rows, keys, values, self.layers)
             kept.append((k.astype(jnp.float16), v.astype(jnp.float16)))
         return jnp.stack([k for k, _ in kept]), jnp.stack([v for _, v in kept])
-
-    def exact(self, ids, size):
-        """K and V of a text, for `size` columns."""
-        return self.alone(jnp.asarray(padded(ids, size)))
 
     def as_spliced(self, parts, size):
         """K and V of a prompt as the question finds them with method splice: copies of segments that were computed one

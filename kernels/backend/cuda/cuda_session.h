@@ -132,8 +132,9 @@ class CudaSession final : public Session {
   absl::Status StageCompactTables(const BatchArgs& batch);
   absl::StatusOr<int32_t> SlotFor(uint64_t kv_id, std::span<const BatchSequence> sequences);
   absl::Status DropOldRecordings();
-  // Returns page-locked host memory whose last copy to the device is complete.
+  // The staging place that `bytes` are put into next.
   size_t StagingFor(size_t bytes);
+  // Returns page-locked host memory whose last copy to the device is complete.
   absl::StatusOr<std::byte*> Pinned(size_t bytes);
   absl::Status PinnedUsed();
 
