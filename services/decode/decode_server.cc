@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
   DecodeServiceOptions service_options = options.service;
-  service_options.leases.tls = options.tls;
+  service_options.tls = options.tls;
   service_options.transport = server->transport_.get();
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));

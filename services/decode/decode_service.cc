@@ -35,12 +35,6 @@ uint64_t HeldBytes(const engine::SequenceKv& kv, const engine::CompactPages* com
 FaultPoint reserve_fault("decode.reserve");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
-prometheus::Counter& MissCounter(Metrics& metrics, const char* reason) {
-  return metrics.Counter("splice_decode_restore_misses_total",
-                         "Local heads that should have been restored while decoding and stayed local.",
-                         {{"reason", reason}});
-}
-
 }  // namespace
 
 DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools,
@@ -52,8 +46,7 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
       pools_(pools),
       options_(options),
       endpoint_(endpoint),
-      fence_(options.transport, {.tls = options.leases.tls}),
-      leases_of_heads_(options.leases, endpoint.worker_id(), endpoint.epoch(), fence_),
+      fence_(options.transport, {.tls = options.tls}),
       tickets_(options.max_tickets, &fence_),
       landing_(options.max_tickets),
       running_(metrics.Gauge(metric::kNumRequestsRunning, "Sequences being decoded.")),
@@ -81,12 +74,7 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
       chunks_(engine.step_costs(), metrics),
       decoded_densely_(metrics.Counter(
           "splice_decode_dense_fallbacks_total",
-          "Requests that decode without a choice of tokens because the pages that it keeps did not fit.")),
-      heads_restored_(
-          metrics.Counter("splice_decode_heads_restored_total", "Local heads that were restored while decoding.")),
-      misses_lease_(MissCounter(metrics, "lease")),
-      misses_pages_(MissCounter(metrics, "pages")),
-      misses_fetch_(MissCounter(metrics, "fetch")) {
+          "Requests that decode without a choice of tokens because the pages that it keeps did not fit.")) {
   tickets_.set_on_cancel([this] { engine_.Wake(); });
   landing_thread_ = std::thread([this] { LandingLoop(); });
 }
@@ -98,7 +86,6 @@ void DecodeService::Stop() {
   if (landing_thread_.joinable()) landing_thread_.join();
   tickets_.Stop(absl::UnavailableError("the decode worker is stopping"));
   fence_.Stop();
-  leases_of_heads_.Stop();
 }
 
 void DecodeService::set_grpc_address(const std::string& address) {
@@ -277,28 +264,6 @@ void DecodeService::Land(LandingTask task) {
   task.done(status);
 }
 
-// Null: the lease cannot be used, and the request decodes without it.
-std::shared_ptr<engine::HeadSource> DecodeService::OpenLease(const Ticket& ticket, const v1::CommitRequest& request) {
-  std::vector<engine::KeySummary> summaries;
-  for (const v1::KeySummary& proto : request.lease().summaries()) {
-    absl::StatusOr<engine::KeySummary> summary = wire::FromProto(proto, engine_.model());
-    if (!summary.ok()) {
-      log::Warning("decode.lease_refused", log::F("request", ticket.request_id), log::F("status", summary.status()));
-      return nullptr;
-    }
-    summaries.push_back(*std::move(summary));
-  }
-  return leases_of_heads_.Open(request.lease(), std::move(summaries));
-}
-
-void DecodeService::CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted) {
-  heads_restored_.Increment(static_cast<double>(report.restored - counted.restored));
-  misses_lease_.Increment(static_cast<double>(report.missed_lease - counted.missed_lease));
-  misses_pages_.Increment(static_cast<double>(report.missed_pages - counted.missed_pages));
-  misses_fetch_.Increment(static_cast<double>(report.missed_fetch - counted.missed_fetch));
-  counted = report;
-}
-
 absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace) {
   engine::DecodeRequest decode;
   decode.id = ticket.request_id;
@@ -306,22 +271,6 @@ absl::Status DecodeService::Launch(Ticket& ticket, const v1::CommitRequest& requ
   if (ticket.classes != nullptr && decode.kv->classes() == nullptr) decode.kv->Compress(ticket.classes);
   const RandomId id = ticket.id;
   const std::shared_ptr<TokenStream> stream = ticket.stream;
-  if (decode.kv->classes() != nullptr && request.has_lease() && ticket.restore.enabled) {
-    decode.heads = OpenLease(ticket, request);
-    decode.restore = ticket.restore;
-    decode.on_restore = [this, stream,
-                         counted = engine::HeadRestoreReport()](const engine::HeadRestoreReport& report) mutable {
-      CountRestores(report, counted);
-      v1::StreamChunk chunk;
-      v1::StreamChunk::Restores& restores = *chunk.mutable_restores();
-      restores.set_restored_heads(static_cast<uint32_t>(report.restored));
-      restores.set_missed_lease(static_cast<uint32_t>(report.missed_lease));
-      restores.set_missed_pages(static_cast<uint32_t>(report.missed_pages));
-      restores.set_missed_fetch(static_cast<uint32_t>(report.missed_fetch));
-      if (report.first_token >= 0) restores.set_first_token(static_cast<uint32_t>(report.first_token));
-      stream->Push(chunk);  // travels with the next tokens
-    };
-  }
   decode.sampling = ticket.sampling;
   decode.decode = ticket.decode;
   decode.compact = std::move(ticket.compact);

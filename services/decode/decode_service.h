@@ -11,8 +11,8 @@
 
 #include "services/base/bounded_queue.h"
 #include "services/base/metrics.h"
+#include "services/base/tls.h"
 #include "services/base/trace.h"
-#include "services/decode/head_lease_client.h"
 #include "services/decode/local_prefill.h"
 #include "services/decode/reservation.h"
 #include "services/decode/ticket_table.h"
@@ -28,7 +28,7 @@ struct DecodeServiceOptions {
   size_t max_tickets = 256;
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
-  HeadLeaseOptions leases;
+  std::shared_ptr<const PeerTls> tls;               // for calls to prefill workers; null: no TLS
   std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
   transport::KvTransport* transport = nullptr;  // the transport on which the pool is registered; outlives the service
 };
@@ -79,8 +79,6 @@ class DecodeService final : public v1::Decode::CallbackService {
   void CountRefusal(const absl::Status& status);
   void LandingLoop();
   void Land(LandingTask task);
-  std::shared_ptr<engine::HeadSource> OpenLease(const Ticket& ticket, const v1::CommitRequest& request);
-  void CountRestores(const engine::HeadRestoreReport& report, engine::HeadRestoreReport& counted);
   absl::Status Launch(Ticket& ticket, const v1::CommitRequest& request, const TraceContext& trace);
 
   const Tracer& tracer_;
@@ -92,7 +90,6 @@ class DecodeService final : public v1::Decode::CallbackService {
   mutable std::mutex endpoint_mutex_;  // guards endpoint_
   v1::DecodeEndpoint endpoint_;
   WriterFence fence_;
-  HeadLeaseClient leases_of_heads_;
   TicketTable tickets_;
   BoundedQueue<LandingTask> landing_;
   std::thread landing_thread_;
@@ -121,10 +118,6 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& refused_replayed_;
   const TokenChunks chunks_;
   prometheus::Counter& decoded_densely_;
-  prometheus::Counter& heads_restored_;
-  prometheus::Counter& misses_lease_;
-  prometheus::Counter& misses_pages_;
-  prometheus::Counter& misses_fetch_;
 };
 
 }  // namespace spl::decode

@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
                                   .fidelity = {0, 0},  // as canonical_prefill: nobody waits for a comparison
                                   .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens,
                                   .grammars = options.grammars},
-      nullptr, host.metrics, host.tracer);
+      host.metrics, host.tracer);
   local->cache_streams_ = std::make_unique<prefill::CacheStreams>(local->cache_events_, host.epoch);
   local->service_ = std::make_unique<Service>(*local);
   return local;

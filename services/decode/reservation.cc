@@ -76,7 +76,6 @@ absl::StatusOr<std::unique_ptr<Ticket>> ReadRequest(const v1::ReserveRequest& re
   SPLICE_ASSIGN_OR_RETURN(ticket->classes, wire::DecodeClassesOf(reuse, model));
   SPLICE_RETURN_IF_ERROR(engine::CheckRecoveryPolicy(reuse, config, model.head_classes().get()));
   ticket->decode = wire::DecodeOptionsOf(request.reuse());
-  ticket->restore = wire::HeadRestoreOptionsOf(request.reuse());
   const int64_t tokens = request.prompt_tokens(), replayed = request.replay_token_ids_size();
   if (tokens < 1 || tokens + replayed >= config.max_positions)
     return InvalidArgument("the prompt has {} tokens; the model's context is {}", tokens + replayed,
@@ -233,8 +232,6 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   ticket->decode = choice.options;
   if (choice.falls_back) response.set_decode_selector(choice.options.selector);
   SPLICE_RETURN_IF_ERROR(CheckPrompt(*ticket, *choice.selector));
-  if (ticket->restore.enabled && ticket->classes != nullptr)
-    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(ticket->restore, *choice.selector, model));
   if (Most(choice.needed) > pool.view().pages_per_rank())
     return InvalidArgument("the prompt of {} tokens with n = {} needs {} KV pages; the decode worker's pool has {}",
                            tokens, ticket->sampling.num_forks, Sum(choice.needed), pool.num_pages());

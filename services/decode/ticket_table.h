@@ -55,7 +55,6 @@ struct Ticket {
   int64_t prompt_tokens = 0;
   engine::SamplingParams sampling;
   engine::DecodeOptions decode;
-  engine::HeadRestoreOptions restore;
   // compact pages of the first continuation; null: its selector needs none
   std::unique_ptr<engine::CompactPages> compact;
   std::vector<int32_t> prompt;  // only if a penalty, the selector or resumed output needs it

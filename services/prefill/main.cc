@@ -21,7 +21,6 @@ int main(int argc, char** argv) {
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
         options.fidelity = {flags.fidelity_share, flags.quality_share};
-        options.leases.max_bytes = flags.head_lease_bytes;
         options.engine.session_share = flags.session_share;
         options.engine.fetch_by_cost = flags.fetch == "cost";
         options.engine.quantize_published = flags.quantized_copies;

@@ -72,11 +72,9 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
     SPLICE_ASSIGN_OR_RETURN(engine_options.store,
                             chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
-  server->leases_ = std::make_unique<HeadLeaseTable>(options.leases, Clock::Real());
   engine_options.on_cache_change = [events = &server->cache_events_](bool stored, auto keys) {
     events->Report(stored, keys);
   };
-  engine_options.reclaim = [leases = server->leases_.get()] { return leases->ReclaimOne(); };
   if (neighbour.pool != nullptr) {
     engine_options.shared = neighbour.pool;
     engine_options.turns = neighbour.pool->turns();
@@ -92,8 +90,8 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   server->cache_streams_ = std::make_unique<CacheStreams>(server->cache_events_, epoch_number);
   SPLICE_ASSIGN_OR_RETURN(server->tracer_, MakeTracer(options.trace, "splice-prefill", worker_id, server->metrics_));
   server->service_ = std::make_unique<PrefillService>(
-      *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->leases_, *server->cache_streams_,
-      worker_id, epoch_number, options.fidelity, neighbour.pool, options.grammars, server->metrics_, *server->tracer_);
+      *server->engine_, *server->peers_, *server->pushes_, server->tickets_, *server->cache_streams_, worker_id,
+      epoch_number, options.fidelity, neighbour.pool, options.grammars, server->metrics_, *server->tracer_);
   if (neighbour.pool != nullptr) neighbour.pool->set_writer_epoch(epoch_number);
   ServiceHostOptions host{.name = "prefill",
                           .listen = options.listen,
@@ -135,7 +133,6 @@ void PrefillServer::Stop() {
   if (host_) host_->Stop();
   if (cache_streams_) cache_streams_->Close();
   if (engine_) engine_->Stop();
-  if (leases_) leases_->Close();
   if (pushes_) pushes_->Stop();
   if (peers_) peers_->Stop();
   if (transport_) transport_->Stop();

@@ -18,7 +18,6 @@
 #include "services/membership/membership.h"
 #include "services/prefill/prefill_service.h"
 #include "services/prefill_work/cache_streams.h"
-#include "services/prefill_work/head_lease_table.h"
 #include "services/prefill_work/peer_table.h"
 #include "services/prefill_work/push_worker.h"
 #include "services/prefill_work/ticket_guard.h"
@@ -65,7 +64,6 @@ struct PrefillServerOptions {
   // Registers the worker as a member once it serves. Null: no registration is needed.
   std::function<absl::StatusOr<std::unique_ptr<membership::Registration>>(const membership::Member&)> join;
   std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
-  HeadLeaseOptions leases;                          // on KV that decode workers leave out
   DecodeNeighbour neighbour;  // its pool is used, and kv_bytes, transport and staging_bytes are not
 };
 
@@ -95,7 +93,6 @@ class PrefillServer {
   std::unique_ptr<StagingPages> staging_;
   CacheEvents cache_events_;  // the engine reports to it
   std::unique_ptr<CacheStreams> cache_streams_;
-  std::unique_ptr<HeadLeaseTable> leases_;  // the engine calls it when pages are short; closed before the engine goes
   TicketGuard tickets_{{}, Clock::Real()};  // referenced by the engine and by the push thread
   std::unique_ptr<engine::PrefillEngine> engine_;
   std::unique_ptr<PeerTable> peers_;

@@ -9,7 +9,6 @@
 #include "services/base/status.h"
 #include "services/base/version.h"
 #include "services/chunk/remote/chunk_wire.h"
-#include "services/prefill/head_push.h"
 #include "services/wire/convert.h"
 #include "services/wire/unary_answer.h"
 #include "services/wire/version.h"
@@ -18,20 +17,11 @@ namespace spl::prefill {
 namespace {
 
 constexpr size_t kMaxProbeKeys = 16384;
-// No write of a fetch starts this close to the end of its time.
-constexpr std::chrono::milliseconds kFetchMargin{1000};
 
 prometheus::Counter& CanonicalCounter(Metrics& metrics, const char* result) {
   return metrics.Counter("splice_prefill_canonical_segments_total",
                          "Segments to be computed by themselves in the background, by what became of them.",
                          {{"result", result}});
-}
-
-prometheus::Counter& LeaseCounter(Metrics& metrics, const char* result) {
-  return metrics.Counter(
-      "splice_prefill_head_leases_total",
-      "Leases on what decode workers leave out of local heads, by what became of the request for one.",
-      {{"result", result}});
 }
 
 prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
@@ -43,31 +33,25 @@ prometheus::Counter& SessionsCounter(Metrics& metrics, const char* reason) {
 }  // namespace
 
 PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes,
-                               TicketGuard& tickets, HeadLeaseTable& leases, CacheStreams& cache_streams,
-                               std::string worker_id, uint64_t epoch, FidelityShares fidelity,
-                               std::shared_ptr<engine::SharedPool> shared,
+                               TicketGuard& tickets, CacheStreams& cache_streams, std::string worker_id, uint64_t epoch,
+                               FidelityShares fidelity, std::shared_ptr<engine::SharedPool> shared,
                                std::shared_ptr<grammar::GrammarCache> grammars, Metrics& metrics, const Tracer& tracer)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
       tickets_(tickets),
-      leases_(leases),
       cache_streams_(cache_streams),
       worker_id_(std::move(worker_id)),
       epoch_(epoch),
       in_place_(shared != nullptr),
       tracer_(tracer),
-      core_(
-          engine, peers, pushes, tickets,
-          {.worker_id = worker_id_,
-           .epoch = epoch_,
-           .fidelity = fidelity,
-           .shared = std::move(shared),
-           .grammars = std::move(grammars)},
-          [this](const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes, const Peer& peer) {
-            return GiveLease(outcome, classes, peer);
-          },
-          metrics, tracer),
+      core_(engine, peers, pushes, tickets,
+            {.worker_id = worker_id_,
+             .epoch = epoch_,
+             .fidelity = fidelity,
+             .shared = std::move(shared),
+             .grammars = std::move(grammars)},
+            metrics, tracer),
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Prompts queued or being computed.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free, cached prefixes included.")),
@@ -82,12 +66,6 @@ PrefillService::PrefillService(engine::PrefillEngine& engine, PeerTable& peers, 
       canonical_dropped_(CanonicalCounter(metrics, "dropped")),
       canonical_tokens_(metrics.Counter("splice_prefill_canonical_tokens_total",
                                         "Tokens of segments that were computed by themselves in the background.")),
-      leased_bytes_(metrics.Gauge("splice_prefill_head_lease_bytes", "KV pages under lease for decode workers.")),
-      leases_given_(LeaseCounter(metrics, "given")),
-      leases_denied_(LeaseCounter(metrics, "denied")),
-      leases_expired_(LeaseCounter(metrics, "expired")),
-      leases_reclaimed_(LeaseCounter(metrics, "reclaimed")),
-      heads_sent_(metrics.Counter("splice_prefill_heads_fetched_total", "Heads that decode workers fetched.")),
       sessions_(metrics.Gauge("splice_prefill_sessions", "Conversations whose KV is kept for their next turn.")),
       session_pages_(metrics.Gauge("splice_prefill_session_pages", "KV pages that they keep.")),
       sessions_evicted_(SessionsCounter(metrics, "evicted")),
@@ -105,13 +83,6 @@ void PrefillService::set_grpc_address(const std::string& address) {
 }
 
 void PrefillService::UpdateGauges() {
-  if (leases_.Expire()) engine_.Wake();
-  const HeadLeaseTable::Stats leases = leases_.stats();
-  leased_bytes_.Set(static_cast<double>(leases.bytes));
-  RaiseTo(leases_given_, leases.num_given);
-  RaiseTo(leases_denied_, leases.num_denied);
-  RaiseTo(leases_expired_, leases.num_expired);
-  RaiseTo(leases_reclaimed_, leases.num_reclaimed);
   const engine::PagePool& pool = engine_.pool();
   const double used = static_cast<double>(pool.num_pages() - pool.num_free());
   waiting_.Set(static_cast<double>(engine_.load().queued_requests));
@@ -252,78 +223,6 @@ absl::Status PrefillService::StartPublish(PublishCall& call) {
     call.End(status);
   };
   return engine_.Publish(std::move(publish));
-}
-
-// Null: there is nothing to keep, or no room for it.
-std::unique_ptr<PushLease> PrefillService::GiveLease(const engine::PrefillOutcome& outcome,
-                                                     const engine::StreamClasses& classes, const Peer& peer) {
-  std::shared_ptr<const LeasedHeads> heads =
-      LeasedHeads::Share(*outcome.kv, classes, outcome.restored_heads, peer.channel_id);
-  if (heads == nullptr) return nullptr;
-  const absl::StatusOr<RandomId> id = leases_.Give(heads);
-  if (!id.ok()) return nullptr;  // counted there; the request goes on without
-  auto lease = std::make_unique<PushLease>();
-  lease->heads = std::move(heads);
-  lease->lease.set_lease_id(id->ToBytes());
-  lease->lease.set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
-  lease->release = [this, id = *id] { leases_.Release(id); };
-  *lease->lease.mutable_writer() = WriterOf(peer);
-  std::lock_guard lock(address_mutex_);
-  lease->lease.set_grpc_address(grpc_address_);
-  return lease;
-}
-
-grpc::ServerUnaryReactor* PrefillService::FetchHeads(grpc::CallbackServerContext* context,
-                                                     const v1::FetchHeadsRequest* request,
-                                                     v1::FetchHeadsResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  const auto done = [this, reactor, request, response](const absl::StatusOr<std::vector<uint32_t>>& crcs) {
-    if (crcs.ok()) {
-      response->mutable_crc32c()->Assign(crcs->begin(), crcs->end());
-      heads_sent_.Increment(request->heads_size());
-    }
-    reactor->Finish(ToGrpcStatus(crcs.status()));
-  };
-  if (const absl::Status status = DoFetchHeads(*request, done); !status.ok()) reactor->Finish(ToGrpcStatus(status));
-  return reactor;
-}
-
-absl::Status PrefillService::DoFetchHeads(const v1::FetchHeadsRequest& request,
-                                          std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(request.ttl_ms()) - kFetchMargin;
-  SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.lease_id()));
-  SPLICE_ASSIGN_OR_RETURN(auto heads, leases_.Renew(id));
-  auto peer = peers_.Find(request.worker_id(), request.epoch());
-  // No write is in flight, so this must not be Unavailable, which means the opposite.
-  if (!peer.ok()) return absl::FailedPreconditionError(MessageOf(peer.status()));
-  if ((*peer)->channel_id != heads->channel_id())
-    return Errorf(absl::StatusCode::kFailedPrecondition, "the lease was given over an earlier KV connection to '{}'",
-                  request.worker_id());
-  HeadFetchHold hold;
-  if (!request.fetch_id().empty()) {
-    SPLICE_ASSIGN_OR_RETURN(const RandomId fetch_id, RandomId::FromBytes(request.fetch_id()));
-    SPLICE_ASSIGN_OR_RETURN(hold.hold, tickets_.Begin(fetch_id, hold.cancelled));
-  }
-  return PushHeads(pushes_, *std::move(peer), std::move(heads), std::move(hold), request, deadline, std::move(done));
-}
-
-grpc::ServerUnaryReactor* PrefillService::RenewHeadLease(grpc::CallbackServerContext* context,
-                                                         const v1::RenewHeadLeaseRequest* request,
-                                                         v1::RenewHeadLeaseResponse* response) {
-  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
-  if (!id.ok()) return wire::Answer(context, id.status());
-  response->set_ttl_ms(static_cast<uint32_t>(leases_.ttl().count()));
-  return wire::Answer(context, leases_.Renew(*id).status());
-}
-
-grpc::ServerUnaryReactor* PrefillService::ReleaseHeadLease(grpc::CallbackServerContext* context,
-                                                           const v1::ReleaseHeadLeaseRequest* request,
-                                                           v1::ReleaseHeadLeaseResponse*) {
-  const absl::StatusOr<RandomId> id = RandomId::FromBytes(request->lease_id());
-  if (!id.ok()) return wire::Answer(context, id.status());
-  leases_.Release(*id);
-  engine_.Wake();
-  return wire::Answer(context, absl::OkStatus());
 }
 
 }  // namespace spl::prefill

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "services/base/metrics.h"
@@ -22,9 +23,9 @@ namespace spl::prefill {
 class PrefillService final : public v1::Prefill::CallbackService {
  public:
   PrefillService(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
-                 HeadLeaseTable& leases, CacheStreams& cache_streams, std::string worker_id, uint64_t epoch,
-                 FidelityShares fidelity, std::shared_ptr<engine::SharedPool> shared,
-                 std::shared_ptr<grammar::GrammarCache> grammars, Metrics& metrics, const Tracer& tracer);
+                 CacheStreams& cache_streams, std::string worker_id, uint64_t epoch, FidelityShares fidelity,
+                 std::shared_ptr<engine::SharedPool> shared, std::shared_ptr<grammar::GrammarCache> grammars,
+                 Metrics& metrics, const Tracer& tracer);
 
   grpc::ServerUnaryReactor* SetDraining(grpc::CallbackServerContext* context, const v1::SetDrainingRequest* request,
                                         v1::SetDrainingResponse* response) override;
@@ -39,19 +40,10 @@ class PrefillService final : public v1::Prefill::CallbackService {
   grpc::ServerUnaryReactor* Publish(grpc::CallbackServerContext* context, const v1::PublishRequest* request,
                                     v1::PublishResponse* response) override;
 
-  grpc::ServerUnaryReactor* FetchHeads(grpc::CallbackServerContext* context, const v1::FetchHeadsRequest* request,
-                                       v1::FetchHeadsResponse* response) override;
-  grpc::ServerUnaryReactor* RenewHeadLease(grpc::CallbackServerContext* context,
-                                           const v1::RenewHeadLeaseRequest* request,
-                                           v1::RenewHeadLeaseResponse* response) override;
-  grpc::ServerUnaryReactor* ReleaseHeadLease(grpc::CallbackServerContext* context,
-                                             const v1::ReleaseHeadLeaseRequest* request,
-                                             v1::ReleaseHeadLeaseResponse* response) override;
-
   grpc::ServerWriteReactor<v1::CacheEvents>* WatchCache(grpc::CallbackServerContext* context,
                                                         const v1::WatchCacheRequest* request) override;
 
-  // The worker's gRPC address, known once its server listens; part of every lease.
+  // The worker's gRPC address, known once its server listens; part of every KvWriter.
   void set_grpc_address(const std::string& address);
   void set_draining(bool draining) { draining_ = draining; }
   void UpdateGauges();
@@ -59,17 +51,12 @@ class PrefillService final : public v1::Prefill::CallbackService {
  private:
   using PublishCall = EngineCall<v1::PublishRequest, v1::PublishResponse>;
   absl::Status StartPublish(PublishCall& call);
-  std::unique_ptr<PushLease> GiveLease(const engine::PrefillOutcome& outcome, const engine::StreamClasses& classes,
-                                       const Peer& peer);
   v1::KvWriter WriterOf(const Peer& peer) const;
-  absl::Status DoFetchHeads(const v1::FetchHeadsRequest& request,
-                            std::function<void(absl::StatusOr<std::vector<uint32_t>>)> done);
 
   engine::PrefillEngine& engine_;
   PeerTable& peers_;
   PushWorker& pushes_;
   TicketGuard& tickets_;
-  HeadLeaseTable& leases_;
   CacheStreams& cache_streams_;
   const std::string worker_id_;
   const uint64_t epoch_;
@@ -94,12 +81,6 @@ class PrefillService final : public v1::Prefill::CallbackService {
   prometheus::Counter& canonical_cancelled_;
   prometheus::Counter& canonical_dropped_;
   prometheus::Counter& canonical_tokens_;
-  prometheus::Gauge& leased_bytes_;
-  prometheus::Counter& leases_given_;
-  prometheus::Counter& leases_denied_;
-  prometheus::Counter& leases_expired_;
-  prometheus::Counter& leases_reclaimed_;
-  prometheus::Counter& heads_sent_;
   prometheus::Gauge& sessions_;
   prometheus::Gauge& session_pages_;
   prometheus::Counter& sessions_evicted_;

@@ -14,7 +14,6 @@ InPlaceDelivery::InPlaceDelivery(PushWorker& worker, std::shared_ptr<const Peer>
       ticket_id_(RandomId::FromBytes(ticket.ticket_id()).value_or(RandomId())) {}
 
 void InPlaceDelivery::DoCommit() {
-  DescribeLease();
   commit_.set_in_place(true);
   shared_->Give(ticket_id_, kv_);
   SendCommit();
@@ -22,7 +21,6 @@ void InPlaceDelivery::DoCommit() {
 
 void InPlaceDelivery::DoAbort(const absl::Status& why, std::function<void()> done) {
   EndPushSpan(why);
-  DropLease();
   hold_->EndFlushed();  // nothing was written
   SendRelease(MessageOf(why), true, [self = shared_from_this(), this, done = std::move(done)] {
     End();

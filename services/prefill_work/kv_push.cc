@@ -224,7 +224,6 @@ void KvPush::DoCommit() {
     DoAbort(failed, [] {});
     return;
   }
-  DescribeLease();
   const auto flushed = [self = Self()](const absl::Status& flush_status) {
     // On the transport's thread, which must not wait: the rest goes back to ours.
     (void)self->worker_.Enqueue([self, flush_status] {
@@ -253,7 +252,6 @@ void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
     early_.clear();
   }
   EndPushSpan(why);
-  DropLease();
   sender_->Finish();
   const auto finish = [self = Self(), done = std::move(done)] {
     self->End();

@@ -96,13 +96,12 @@ engine::SamplingParams SamplingOf(const v1::PrefillRequest& request,
 }  // namespace
 
 PrefillCore::PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
-                         PrefillCoreOptions options, GiveLease give_lease, Metrics& metrics, const Tracer& tracer)
+                         PrefillCoreOptions options, Metrics& metrics, const Tracer& tracer)
     : engine_(engine),
       peers_(peers),
       pushes_(pushes),
       tickets_(tickets),
       options_(std::move(options)),
-      give_lease_(std::move(give_lease)),
       tracer_(tracer),
       metrics_(metrics),
       fidelity_(engine, options_.fidelity, metrics),
@@ -256,9 +255,6 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   SPLICE_ASSIGN_OR_RETURN(prefill.segments, wire::FromProto(request.segments()));
   SPLICE_ASSIGN_OR_RETURN(const auto token_selector, engine::MakeTokenSelector(wire::DecodeOptionsOf(request.reuse()),
                                                                                engine_.model().config(), classes));
-  const engine::HeadRestoreOptions restore = wire::HeadRestoreOptionsOf(request.reuse());
-  if (restore.enabled && classes != nullptr)
-    SPLICE_RETURN_IF_ERROR(engine::CheckHeadRestore(restore, *token_selector, engine_.model()));
   if (!request.session_owner().empty()) {
     SPLICE_ASSIGN_OR_RETURN(prefill.session_owner, wire::DigestFromBytes(request.session_owner(), "session_owner"));
   }
@@ -268,11 +264,10 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
   if (!request.ticket().in_place())
     prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  const bool keeps_heads = restore.enabled && classes != nullptr && give_lease_ != nullptr;
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;
-  prefill.on_done = [this, push, &call, keeps_heads, classes, fetch_trace, num_top = prefill.prompt_logprobs,
+  prefill.on_done = [this, push, &call, fetch_trace, num_top = prefill.prompt_logprobs,
                      selector = request.ticket().decode_selector().empty() ? std::string(token_selector->name())
                                                                            : request.ticket().decode_selector()](
                         const absl::Status& status, engine::PrefillOutcome outcome) {
@@ -291,9 +286,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     FillPromptLogprobs(outcome.prompt_logprobs, num_top, *call.response);
-    std::unique_ptr<PushLease> lease = keeps_heads ? give_lease_(outcome, *classes, push->peer()) : nullptr;
-    if (lease != nullptr) receipt.mutable_decode_restore();
-    push->Commit(outcome, std::move(lease));
+    push->Commit(outcome);
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.response->set_run_seconds(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - call.arrived).count());

@@ -35,13 +35,8 @@ struct PrefillCoreOptions {
 // Borrows everything. gRPC threads only validate and enqueue.
 class PrefillCore {
  public:
-  // Keeps the KV that a decode worker leaves out. Null result: there is nothing to keep, or no room for it.
-  using GiveLease = std::function<std::unique_ptr<PushLease>(const engine::PrefillOutcome&,
-                                                             const engine::StreamClasses&, const Peer&)>;
-
-  // `give_lease` null: heads are never restored while decoding.
   PrefillCore(engine::PrefillEngine& engine, PeerTable& peers, PushWorker& pushes, TicketGuard& tickets,
-              PrefillCoreOptions options, GiveLease give_lease, Metrics& metrics, const Tracer& tracer);
+              PrefillCoreOptions options, Metrics& metrics, const Tracer& tracer);
 
   // Handles Prefill.Run. Unavailable: the worker is draining.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::PrefillRequest* request,
@@ -70,7 +65,6 @@ class PrefillCore {
   PushWorker& pushes_;
   TicketGuard& tickets_;
   const PrefillCoreOptions options_;
-  const GiveLease give_lease_;
   const Tracer& tracer_;
   Metrics& metrics_;
   FidelitySampler fidelity_;

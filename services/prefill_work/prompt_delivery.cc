@@ -55,15 +55,13 @@ PromptDelivery::PromptDelivery(PushWorker& worker, std::shared_ptr<const Peer> p
   worker_.PushStarted();
 }
 
-void PromptDelivery::Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease) {
+void PromptDelivery::Commit(const engine::PrefillOutcome& outcome) {
   NoteOutcome(outcome);
   std::shared_ptr<const engine::SequenceKv> kv = outcome.kv;
-  const std::shared_ptr<PushLease> kept = std::move(lease);
-  const bool queued = worker_.Enqueue(
-      [self = shared_from_this(), kv, commit = CommitOf(outcome), computed = Clock::now(), kept]() mutable {
+  const bool queued =
+      worker_.Enqueue([self = shared_from_this(), kv, commit = CommitOf(outcome), computed = Clock::now()]() mutable {
         self->kv_ = std::move(kv);
         self->commit_ = std::move(commit);
-        self->lease_ = std::move(kept);
         self->computed_ = computed;
         self->push_span_ = Span(*self->tracer_, "prefill.push", self->trace_, SpanKind::kInternal, computed);
         self->push_span_.Set("splice.bytes", self->num_bytes());
@@ -72,7 +70,6 @@ void PromptDelivery::Commit(const engine::PrefillOutcome& outcome, std::unique_p
       });
   if (queued) return;
   kv.reset();
-  if (kept != nullptr) kept->release();
   EndUnflushed();
   worker_.PushEnded();
 }
@@ -93,27 +90,12 @@ void PromptDelivery::EndUnflushed() {
   if (!hold_->EndUnflushed()) peer_->given_up = true;
 }
 
-void PromptDelivery::DescribeLease() {
-  if (lease_ == nullptr) return;
-  v1::HeadLease& lease = *commit_.mutable_lease();
-  lease = lease_->lease;
-  for (const LeasedHeads::Head& head : lease_->heads->heads())
-    *lease.add_summaries() =
-        wire::ToProto(engine::SummarizeKeys(lease_->heads->pool(), head.stream, head.first_page, head.pages));
-}
-
-void PromptDelivery::DropLease() {
-  if (lease_ != nullptr) lease_->release();
-  lease_.reset();
-}
-
 void PromptDelivery::EndPushSpan(const absl::Status& why) {
   push_span_.SetStatus(why);
   push_span_.End();
 }
 
 void PromptDelivery::End() {
-  lease_.reset();
   kv_.reset();
   worker_.PushEnded();
 }
@@ -129,7 +111,6 @@ void PromptDelivery::SendCommit() {
   const FaultOutcome fault = commit_fault.Hit();
   if (fault.corrupt && commit_.crc32c_size() > 0) commit_.set_crc32c(0, commit_.crc32c(0) ^ 1u);
   if (fault.drop) {
-    DropLease();
     OnRefused();
     return End();
   }
@@ -148,7 +129,6 @@ void PromptDelivery::SendCommit() {
           self->worker_.metrics().seconds.Observe(
               std::chrono::duration<double>(Clock::now() - self->computed_).count());
         } else {
-          self->DropLease();
           self->OnRefused();
           self->worker_.metrics().failures_commit.Increment();
           log::Warning("prefill.commit_failed", log::F("request", self->request_id_),

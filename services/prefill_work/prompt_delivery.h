@@ -9,20 +9,12 @@
 #include "absl/status/status.h"
 #include "services/base/trace.h"
 #include "services/engine/engine.h"
-#include "services/prefill_work/head_lease_table.h"
 #include "services/prefill_work/peer_table.h"
 #include "services/prefill_work/push_worker.h"
 #include "services/prefill_work/ticket_guard.h"
 #include "spl/v1/decode.pb.h"
 
 namespace spl::prefill {
-
-// Pages that are kept for the decode worker, announced with the commit.
-struct PushLease {
-  std::shared_ptr<const LeasedHeads> heads;
-  v1::HeadLease lease;            // without the summaries, which the push thread makes
-  std::function<void()> release;  // called if the decode worker will never hear of the lease; any thread
-};
 
 // The delivery of one prompt, by its ticket. Call OnLayer any number of times, then Commit or Abort once; all on the
 // engine thread, which only enqueues: the work runs on the push worker's thread. The push worker counts the delivery
@@ -38,8 +30,8 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
   }
   virtual void OnLayer(const engine::LayerReady& ready) = 0;
   // Call when everything was computed: delivers what is left, then commits at the decode worker with the first tokens.
-  // Keeps the KV until then. `lease` may be null.
-  void Commit(const engine::PrefillOutcome& outcome, std::unique_ptr<PushLease> lease = nullptr);
+  // Keeps the KV until then.
+  void Commit(const engine::PrefillOutcome& outcome);
   // Call after a failure: makes sure that no write is in flight, tells the decode worker, then calls `done`.
   void Abort(std::shared_ptr<const engine::SequenceKv> kv, const absl::Status& why, std::function<void()> done);
 
@@ -62,8 +54,6 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
   // No write of this delivery was flushed. Any thread.
   void EndUnflushed();
 
-  void DescribeLease();  // while the last writes are in flight
-  void DropLease();
   void EndPushSpan(const absl::Status& why);
   // Calls Commit at the decode worker with commit_, and ends this.
   void SendCommit();
@@ -85,7 +75,6 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
  private:
   const Tracer* tracer_ = &Tracer::None();
   TraceContext trace_;
-  std::shared_ptr<PushLease> lease_;                // until it is announced
   std::chrono::steady_clock::time_point computed_;  // when the last layer was complete
   Span push_span_, commit_span_;                    // from then until the commit is answered; the call itself
 };

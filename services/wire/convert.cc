@@ -83,43 +83,6 @@ engine::ReuseOptions FromProto(const v1::ReuseOptions& proto) {
   return reuse;
 }
 
-engine::HeadRestoreOptions HeadRestoreOptionsOf(const v1::ReuseOptions& proto) {
-  const engine::ReuseOptions reuse = FromProto(proto);
-  engine::HeadRestoreOptions restore;
-  const v1::HeadClassOptions& heads = proto.heads();
-  restore.enabled = heads.decode_restore();
-  if (heads.has_decode_restore_interval()) restore.interval = Bounded(heads.decode_restore_interval());
-  restore.threshold = heads.has_decode_restore_threshold() ? heads.decode_restore_threshold() : reuse.restore_threshold;
-  restore.share = reuse.restore_share;
-  return restore;
-}
-
-v1::KeySummary ToProto(const engine::KeySummary& summary) {
-  v1::KeySummary proto;
-  proto.set_stream(static_cast<uint32_t>(summary.stream));
-  proto.set_first_page(static_cast<uint32_t>(summary.first_page));
-  proto.set_num_pages(static_cast<uint32_t>(summary.num_pages));
-  proto.set_keys(summary.keys.data(), summary.keys.size());
-  return proto;
-}
-
-absl::StatusOr<engine::KeySummary> FromProto(const v1::KeySummary& proto, const engine::Model& model) {
-  const auto streams = static_cast<uint32_t>(engine::KvShapeOf(model.config()).num_streams());
-  const auto pages_max = static_cast<uint32_t>(engine::PagesFor(model.config().max_positions));
-  if (proto.stream() >= streams || proto.first_page() > pages_max || proto.num_pages() > pages_max ||
-      proto.keys().size() !=
-          engine::KeySummaryBytes(static_cast<int32_t>(proto.num_pages()), model.config().head_dim, model.kv_dtype()))
-    return InvalidArgument("lease: the summary of head stream {} has {} bytes for pages [{}, +{}) of {} streams",
-                           proto.stream(), proto.keys().size(), proto.first_page(), proto.num_pages(), streams);
-  engine::KeySummary summary{static_cast<int32_t>(proto.stream()),
-                             static_cast<int32_t>(proto.first_page()),
-                             static_cast<int32_t>(proto.num_pages()),
-                             {}};
-  summary.keys.resize(proto.keys().size());
-  std::memcpy(summary.keys.data(), proto.keys().data(), proto.keys().size());
-  return summary;
-}
-
 absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
     const google::protobuf::RepeatedPtrField<v1::TokenSegment>& proto) {
   std::vector<engine::ReuseSpan> segments;

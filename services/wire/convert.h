@@ -21,17 +21,11 @@ engine::SamplingParams FromProto(const v1::SamplingParams& proto);
 // engine::ValidateReuseOptions checks ranges.
 engine::DecodeOptions DecodeOptionsOf(const v1::ReuseOptions& proto);
 engine::ReuseOptions FromProto(const v1::ReuseOptions& proto);
-// engine::ValidateHeadRestoreOptions checks ranges.
-engine::HeadRestoreOptions HeadRestoreOptionsOf(const v1::ReuseOptions& proto);
 
 // Copies ranges, namespace keys and the frozen flag; the engine checks them against the prompt. InvalidArgument: a
 // malformed namespace key, or a position beyond any prompt.
 absl::StatusOr<std::vector<engine::ReuseSpan>> FromProto(
     const google::protobuf::RepeatedPtrField<v1::TokenSegment>& proto);
-
-v1::KeySummary ToProto(const engine::KeySummary& summary);
-// InvalidArgument: a stream that the model does not have, or a number of bytes that does not fit its pages.
-absl::StatusOr<engine::KeySummary> FromProto(const v1::KeySummary& proto, const engine::Model& model);
 
 v1::SampledToken ToProto(const engine::SampledToken& token);
 // InvalidArgument: a finish reason for clients only, or an id beyond any vocabulary.

@@ -124,9 +124,6 @@ void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--kv-min-gb-per-s", flags.kv_min_gb_per_s,
                  "lowest KV rate to a decode worker, slower ones are refused; 0: no limit")
       ->check(CLI::NonNegativeNumber);
-  AddByteSizeOption(app, "--head-lease-bytes", flags.head_lease_bytes,
-                    "most bytes of the page pool for KV that decode workers left out and may fetch later (requests "
-                    "with decode_restore); 0: none");
   app.add_option("--store", flags.store,
                  "HOST:PORT of a splice-kvstore, or of several: HOST:PORT,HOST:PORT; empty: none");
   AddFetchFlag(app, flags);

@@ -4,7 +4,8 @@
 
 A worker puts the prompts into a store. For each link, workers that have seen nothing answer each of them once: without
 a store, with it as --before has it, and as --bin has it. Prints a line for each and a table. Links are MB/s:ms; "memory"
-reads the store's memory directly, "disk" a store that was started again.
+reads the store's memory directly, "disk" a store that was started again. With --documents N a prompt is N documents
+in another order than before and a question, computed by the method --reuse; each document was sent alone before.
 """
 import argparse
 import contextlib
@@ -15,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 
-from worker_processes import Program, cluster, complete
+from worker_processes import Program, chat, cluster, complete
 
 
 def cluster_with(bin_dir, store):
@@ -23,19 +24,76 @@ def cluster_with(bin_dir, store):
     return cluster(bin_dir, f"{bin_dir}/splice-prefill", flags, ["--kv-bytes", "256MiB"])
 
 
-def measure(clusters, prompts, answers):
-    """Each prompt once through each cluster, in turn: all see the same machine."""
+class Tokens:
+    """A prompt of token ids."""
+
+    def __init__(self, rng, args):
+        self.ids = [33 + rng.randrange(4000) for _ in range(args.tokens)]
+
+    def ask(self, http, method):
+        return complete(http, self.ids, 1)
+
+    def store(self, http):
+        complete(http, self.ids, 1)
+
+
+class Documents:
+    """A prompt of documents, whose KV is known by themselves, and a question."""
+
+    def __init__(self, rng, args):
+        words = ["".join(rng.choice("abcdefghijklmnoprstuvw") for _ in range(rng.randrange(3, 8))) for _ in range(400)]
+        length = args.tokens // args.documents // 3  # a word is about three tokens
+        self.documents = [" ".join(rng.choice(words) for _ in range(length)) for _ in range(args.documents)]
+        self.order = rng.sample(range(args.documents), args.documents)
+        self.question = f"Which word comes behind {rng.choice(words)}?"
+
+    def ask(self, http, method):
+        parts = [{"type": "segment", "text": self.documents[i]} for i in self.order]
+        return chat(http, [*parts, {"type": "text", "text": self.question}], 1, splice={"reuse": method})
+
+    def store(self, http):
+        for document in self.documents:
+            chat(http, [{"type": "segment", "text": document}], 1, splice={"reuse": "sparsex"})
+
+
+def chunks_in(store):
+    text = urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics").read().decode()
+    return sum(float(l.rsplit(" ", 1)[1]) for l in text.splitlines() if l.startswith("splice_store_chunks_stored_total"))
+
+
+def fill(store, http, prompts):
+    """Until the store has had nothing new for five seconds: workers put chunks into it when they have nothing to do."""
+    for prompt in prompts:
+        prompt.store(http)
+    have, since = 0, time.monotonic()
+    while time.monotonic() - since < 5:
+        time.sleep(0.2)
+        if (now := chunks_in(store)) != have:
+            have, since = now, time.monotonic()
+    if not have:
+        raise RuntimeError("no chunk was stored")
+    print(f"{have:.0f} chunks stored", flush=True)
+
+
+def text_of(reply):
+    choice = reply["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def measure(clusters, prompts, method, answers):
+    """Each prompt once through each cluster, in turn: all see the same machine. Exact prompts have answers of their own."""
     results = {name: ([], {}) for name in clusters}
     for http in clusters.values():
         for _ in range(2):
             complete(http, [7] * 600, 1)  # connections, memory
     order, rng = list(clusters.items()), random.Random(3)
-    for number, ids in enumerate(prompts):
+    for number, prompt in enumerate(prompts):
         rng.shuffle(order)
         for name, http in order:
-            reply, _ = complete(http, ids, 1)
+            reply, _ = prompt.ask(http, method)
             receipt = reply["splice"]
-            assert answers.setdefault(number, reply["choices"][0]["text"]) == reply["choices"][0]["text"], "another answer"
+            if method == "exact":
+                assert answers.setdefault(number, text_of(reply)) == text_of(reply), "another answer"
             ms, uses = results[name]
             ms.append(receipt["seconds"]["ttft"] * 1e3)
             use = receipt.get("store", {}).get("use", "waited" if receipt["tokens"]["stored"] else "none")
@@ -52,10 +110,13 @@ def main():
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--links", default="10:0.1,10:20,50:0.1,50:20,200:0.1,200:20,1000:0.1,memory,disk")
+    parser.add_argument("--documents", type=int, default=0, help="0: a prompt is a prefix that the store has")
+    parser.add_argument("--reuse", default="sparsex", help="with --documents: the prefill method")
     parser.add_argument("--dir", help="folder on the disk that the store uses")
     args = parser.parse_args()
     rng = random.Random(7)
-    prompts = [[33 + rng.randrange(4000) for _ in range(args.tokens)] for _ in range(args.prompts)]
+    prompts = [(Documents if args.documents else Tokens)(rng, args) for _ in range(args.prompts)]
+    method = args.reuse if args.documents else "exact"
     answers, rows = {}, []
     need = args.prompts * args.tokens * 12 * 2 * 4 * 64 * 2 * 2  # room for slots, and no eviction
     for link in args.links.split(","):
@@ -68,17 +129,7 @@ def main():
         relays = []
         try:
             with cluster_with(args.bin, store.ready["grpc"]) as (router, _, _):
-                for ids in prompts:
-                    complete(router["http"], ids, 1)
-                want = args.prompts * ((args.tokens) // 64)
-                for _ in range(600):
-                    text = urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics").read().decode()
-                    have = sum(float(l.rsplit(" ", 1)[1]) for l in text.splitlines() if l.startswith("splice_store_chunks_stored_total"))
-                    if have >= want:
-                        break
-                    time.sleep(0.1)
-                else:
-                    raise RuntimeError(f"{have} of {want} chunks stored")
+                fill(store, router["http"], prompts)
             if link == "disk":
                 store.process.terminate()
                 store.process.wait()
@@ -95,7 +146,7 @@ def main():
                         through = relays[-1].ready["address"]
                     router, _, _ = stack.enter_context(cluster_with(bin_dir, through if use_store else None))
                     clusters[name] = router["http"]
-                results = measure(clusters, prompts, answers)
+                results = measure(clusters, prompts, method, answers)
             for name, (ms, uses) in results.items():
                 print(f"{link} {name}: p50 {statistics.median(ms):.0f} ms, all {[round(x) for x in ms]}, {uses}", flush=True)
             rows.append((link, results))

@@ -42,8 +42,17 @@ def cluster(bin_dir, prefill_program, prefill_flags, decode_flags):
 
 def complete(http, ids, tokens, **fields):
     """The answer to a prompt of token ids, and how long it took; waits for a router that knows no worker yet."""
-    body = json.dumps({"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}).encode()
-    request = urllib.request.Request(f"http://{http}/v1/completions", body, {"Content-Type": "application/json"})
+    return post(http, "completions", {"prompt": ids, **fields}, tokens)
+
+
+def chat(http, parts, tokens, **fields):
+    """The same for a user's message of these parts."""
+    return post(http, "chat/completions", {"messages": [{"role": "user", "content": parts}], **fields}, tokens)
+
+
+def post(http, path, fields, tokens):
+    body = json.dumps({"max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}).encode()
+    request = urllib.request.Request(f"http://{http}/v1/{path}", body, {"Content-Type": "application/json"})
     for _ in range(200):
         start = time.monotonic()
         try:

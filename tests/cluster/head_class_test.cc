@@ -121,22 +121,6 @@ TEST_F(HeadClassClusterTest, FourProcessesEqualOneOverBothCarriers) {
           EXPECT_LT(kept, dense * 2 / 3) << length;
         }
       }
-      // Heads may also be restored while decoding: the prefill worker keeps what they left out.
-      const json watched = Ask(cluster->http(), prompt,
-                               {{"reuse", "redknot"},
-                                {"publish", false},
-                                {"restore_share", 0.1},
-                                {"decode_restore", true},
-                                {"decode_restore_interval", 4},
-                                {"decode_restore_threshold", 0}});
-      ASSERT_TRUE(watched.contains("choices")) << watched;
-      const auto left_out = watched["splice"]["bytes"]["moved"].get<int64_t>() !=
-                            engine::PagesForTokens(model_->config(), watched["usage"]["prompt_tokens"]) *
-                                static_cast<int64_t>(model_->page_bytes());
-      EXPECT_EQ(watched["splice"].contains("decode_restore"), left_out) << watched["splice"];
-      if (left_out) {
-        EXPECT_EQ(watched["splice"]["decode_restore"]["restore_misses"], 0) << watched["splice"];
-      }
       // The same text, computed exactly, needs all of it.
       const json exact = Ask(cluster->http(), prompt, {{"reuse", "exact"}, {"publish", false}});
       EXPECT_EQ(exact["choices"][0]["text"].get<std::string>(), Expected(prompt, {.policy = "exact"}));

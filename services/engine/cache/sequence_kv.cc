@@ -83,10 +83,6 @@ bool SequenceKv::Keeps(int32_t stream, int32_t page) const {
   return kept_ == nullptr || kept_->KeepsPage(stream / shape_.num_kv_heads, page);
 }
 
-PageHole SequenceKv::HoleWith(size_t stream, int64_t num_tokens) const {
-  return holes_frozen_ ? holes_[stream] : HoleOf((*classes_)[stream], num_tokens);
-}
-
 absl::Status SequenceKv::Reserve(int64_t num_tokens) {
   if (num_tokens <= settled_until_) return absl::OkStatus();
   return ReservePages(std::max(num_pages_per_stream(), PagesFor(num_tokens)), num_tokens);
@@ -100,7 +96,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   std::vector<int64_t> counts(pool_.view().num_ranks());
   for (const int32_t stream : order) {
     const auto s = static_cast<size_t>(stream);
-    if (!holes.empty()) holes[s] = HoleWith(s, num_tokens);
+    if (!holes.empty()) holes[s] = HoleOf((*classes_)[s], num_tokens);
     const PageHole hole = holes.empty() ? PageHole{} : holes[s];
     counts[RankOf(stream)] += end - begin - std::max(0, std::min(hole.end, end) - std::max(hole.begin, begin));
     for (int32_t page = begin; page < end && kept_ != nullptr; ++page) counts[RankOf(stream)] -= !Keeps(stream, page);
@@ -126,7 +122,7 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   pool_.Release(left_out);
   holes_ = std::move(holes);
   settled_until_ = capacity();
-  if (classes_ != nullptr && !holes_frozen_) {
+  if (classes_ != nullptr) {
     for (const HeadClass& head : *classes_) settled_until_ = std::min(settled_until_, HoleLastsUntil(head, num_tokens));
   }
   return absl::OkStatus();
@@ -183,16 +179,6 @@ void SequenceKv::Truncate(int64_t num_tokens) {
   id_ = NextId();
 }
 
-void SequenceKv::FreezeHoles() {
-  SPLICE_CHECK(classes_ != nullptr, "a sequence with head classes");
-  holes_frozen_ = true;
-}
-
-void SequenceKv::ThawHoles() {
-  holes_frozen_ = false;
-  settled_until_ = 0;
-}
-
 void SequenceKv::AppendShared(std::span<const int32_t> pages) {
   SPLICE_CHECK(static_cast<int32_t>(pages.size()) == shape_.num_streams(), "one page per stream is needed");
   pool_.Share(pages);
@@ -234,10 +220,6 @@ void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) const {
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
   fork->kept_ = kept_;
-  if (holes_frozen_) {
-    fork->holes_ = holes_;
-    fork->holes_frozen_ = true;
-  }
   const auto full_pages = static_cast<int32_t>(std::min(own_from, num_tokens_) / kernels::kPageTokens);
   fork->AppendLeading(*this, full_pages);
   SPLICE_RETURN_IF_ERROR(fork->Reserve(num_tokens_));
@@ -305,8 +287,7 @@ void SequenceKv::CheckInvariants() const {
     if (hole.size() == 0) continue;
     const HeadClass& head = (*classes_)[s];
     SPLICE_CHECK(!head.is_global && hole.begin == pages_of(head.sinks), "pages of sinks in front of the hole");
-    SPLICE_CHECK(holes_frozen_ || num_pages_per_stream() - hole.end <= pages_of(head.window) + 1,
-                 "no more than a window behind it");
+    SPLICE_CHECK(num_pages_per_stream() - hole.end <= pages_of(head.window) + 1, "no more than a window behind it");
   }
 }
 

@@ -94,11 +94,6 @@ class SequenceKv {
   // Makes a local stream global. `pages`, with one owner each, become the pages of its hole and belong to the sequence.
   // The sequence gets another id(), because entries come back. REQUIRES: a local stream, and as many pages as its hole.
   void Restore(int32_t stream, std::span<const int32_t> pages);
-  // Frozen holes do not grow: pages that leave a window are kept, because its head may be restored, and no other place
-  // has the KV of generated tokens. After thawing, the next Reserve gives these pages back. A fork of a frozen sequence
-  // is frozen.
-  void FreezeHoles();
-  void ThawHoles();
   const std::shared_ptr<const StreamClasses>& classes() const { return classes_; }  // null: all streams keep everything
   PageHole hole(int32_t stream) const { return classes_ == nullptr ? PageHole{} : holes_[stream]; }
 
@@ -136,7 +131,6 @@ class SequenceKv {
   absl::Status ReservePages(int32_t end, int64_t num_tokens);
   size_t RankOf(int32_t stream) const;
   bool Keeps(int32_t stream, int32_t page) const;  // according to kept_
-  PageHole HoleWith(size_t stream, int64_t num_tokens) const;
   // Appends places to all streams, which own them already: pages_of(stream), `num_places` of them.
   template <typename PagesOf>
   void AppendToStreams(int32_t num_places, const PagesOf& pages_of);
@@ -149,7 +143,6 @@ class SequenceKv {
   std::vector<PageHole> holes_;                // [num_streams]; empty without classes
   std::shared_ptr<const KeptTokens> kept_;
   int64_t num_dropped_ = 0;  // number of pages that kept_ leaves out
-  bool holes_frozen_ = false;
   bool evicted_ = false;
   int64_t settled_until_ = 0;  // Reserve of at most this many positions changes nothing
   int64_t num_tokens_ = 0;

@@ -5,19 +5,10 @@
 #include <vector>
 
 #include "services/engine/cache/compact_pages.h"
-#include "services/engine/cache/key_summary.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/selection/token_selector.h"
 
 namespace spl::engine {
-
-// Asks for a lower bound of the step's attention to keys that are known only by their summaries (key_summary.h).
-struct HeadProbe {
-  // Indexed by stream: layer * num_kv_heads + KV head of the model. A stream that is asked is local where the model
-  // itself lets it see everything. Its summary covers only keys that it does not see. Null: the stream is not asked.
-  std::vector<const KeySummary*> summaries;
-  std::vector<float> outside;  // out, by stream: e-, the maximum over the query heads of the KV head
-};
 
 // Measures how much of a step's attention lies on the tokens that its selector chose: the same queries attend once
 // more, to everything.
@@ -34,7 +25,6 @@ struct DecodeRow {
   TokenSelector* selector = nullptr;
   // Has room for position kv->num_tokens(). Null if the selector needs none (MakeCompactPages).
   const CompactPages* compact = nullptr;
-  HeadProbe* probe = nullptr;  // REQUIRES: host memory; `outside` is as long as `summaries`. Null: no probe
   // Costs a second attention, two waits and two small copies in each layer, and the step is not recorded. The step's
   // results are the same. Null: not measured.
   MassProbe* mass = nullptr;
@@ -53,7 +43,7 @@ struct DecodeRow {
 // Whether the row may share a pass with slices of prompts (chunked prefill): it attends to all that the model lets it
 // see, nothing is measured, and it needs neither the host during its pass nor another pass for the same step.
 inline bool CanRide(const DecodeRow& row) {
-  return row.selector->is_exact() && row.probe == nullptr && row.mass == nullptr && row.kv->is_whole();
+  return row.selector->is_exact() && row.mass == nullptr && row.kv->is_whole();
 }
 
 }  // namespace spl::engine

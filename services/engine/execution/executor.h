@@ -197,7 +197,6 @@ class Executor {
   absl::Status AttendPrefill(std::span<const PrefillSlice> slices, const PlanSlice& plan, int32_t layer);
   absl::Status AttendRiders(std::span<const DecodeRow> riders, int32_t layer);
   absl::Status AttendDecode(std::span<const DecodeRow> rows, int32_t layer, bool staged_plans);
-  void ProbeOutside(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status MeasureEverything(std::span<const DecodeRow> rows, int32_t layer);
   absl::Status MeasureKept(std::span<const DecodeRow> rows, int32_t layer);
   float& MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const;

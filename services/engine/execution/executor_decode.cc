@@ -53,9 +53,8 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     spans_.push_back({begin, begin + 1, row.kv_len(), row.kv, row.selector});
     any_plans |= !row.selector->shares_plan() || row.selector->plan_key() != rows[0].selector->plan_key();
   }
-  SPLICE_CHECK(model_->backend().host_memory() || !AnyRow(rows, &DecodeRow::probe), "heads are probed by the host");
   const bool measures = AnyRow(rows, &DecodeRow::mass);
-  if (measures || AnyRow(rows, &DecodeRow::probe)) {
+  if (measures) {
     SPLICE_RETURN_IF_ERROR(
         Grow(ws_.lse, sizeof(float) * static_cast<size_t>(options_.max_rows) * model_->config().num_qo_heads));
   }
@@ -109,9 +108,9 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
       stream_views_.push_back(
           {rows[s].kv->stream(layer, h), static_cast<int32_t>(spans_[s].kv_len), rows[s].selector->Select(layer, h)});
   }
-  const bool probes = AnyRow(rows, &DecodeRow::probe), measures = AnyRow(rows, &DecodeRow::mass);
+  const bool measures = AnyRow(rows, &DecodeRow::mass);
   if (measures) SPLICE_RETURN_IF_ERROR(MeasureEverything(rows, layer));
-  float* const lse = probes || measures ? F32(ws_.lse) : nullptr;
+  float* const lse = measures ? F32(ws_.lse) : nullptr;
   if (chooses)
     SPLICE_RETURN_IF_ERROR(choices_->ChooseAndAttend(context(), attention_shape(), query(), query_stride(),
                                                      Act(ws_.attention), lse, layer));
@@ -127,7 +126,6 @@ absl::Status Executor::AttendDecode(std::span<const DecodeRow> rows, int32_t lay
                                                     .staged_plans = staged_plans,
                                                     .lists = chooses ? choices_->lists() : kernels::TokenLists{}}));
   if (measures) SPLICE_RETURN_IF_ERROR(MeasureKept(rows, layer));
-  if (probes) ProbeOutside(rows, layer);
   return absl::OkStatus();
 }
 
@@ -211,35 +209,6 @@ float& Executor::MassOf(const DecodeRow& row, int32_t layer, size_t query_head) 
   const ModelConfig& whole = whole_->config();
   const int32_t first = model_->first_kv_head() * (whole.num_qo_heads / whole.num_kv_heads);
   return row.mass->kept[static_cast<size_t>(layer) * static_cast<size_t>(whole.num_qo_heads) + first + query_head];
-}
-
-// Every rank writes what is of its own heads.
-void Executor::ProbeOutside(std::span<const DecodeRow> rows, int32_t layer) {
-  const ModelConfig& c = model_->config();
-  const int32_t group = c.num_qo_heads / c.num_kv_heads;
-  const kernels::ConstActivations q = query();
-  std::vector<float> row_q(c.head_dim);
-  for (size_t s = 0; s < rows.size(); ++s) {
-    if (rows[s].probe == nullptr) continue;
-    HeadProbe& probe = *rows[s].probe;
-    for (int32_t head = 0; head < c.num_kv_heads; ++head) {
-      const int32_t stream = layer * whole_->config().num_kv_heads + model_->first_kv_head() + head;
-      if (probe.summaries[stream] == nullptr) continue;
-      float& most = probe.outside[stream];
-      most = 0;
-      for (int32_t h = head * group; h < (head + 1) * group; ++h) {
-        const int64_t first = static_cast<int64_t>(s) * query_stride() + int64_t{h} * c.head_dim;
-        for (size_t d = 0; d < row_q.size(); ++d) {
-          const size_t at = static_cast<size_t>(first) + d;
-          row_q[d] = q.dtype == kernels::DType::kF32 ? static_cast<const float*>(q.data)[at]
-                                                     : kernels::ToFloat(static_cast<const kernels::bf16*>(q.data)[at]);
-        }
-        const double log_mass = LogMassBelow(*probe.summaries[stream], pool_.dtype, row_q, attention_shape().sm_scale);
-        const float seen = F32(ws_.lse)[s * static_cast<size_t>(c.num_qo_heads) + static_cast<size_t>(h)];
-        most = std::max(most, ShareOutside(log_mass, seen));
-      }
-    }
-  }
 }
 
 }  // namespace spl::engine

@@ -46,7 +46,7 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, pool, batch_, adaptive_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
+      step_(*executor_, batch_, adaptive_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {
@@ -152,7 +152,6 @@ void DecodeEngine::RunLoop() {
     if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
     if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
-    step_.RestoreHeads();
     if (!preemption_.Grow()) {
       TakeUnderWay();  // pages of running sequences are about to move
       preemption_.GrowOrPreempt();

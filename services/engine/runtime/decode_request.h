@@ -13,7 +13,6 @@
 #include "services/engine/cache/compact_pages.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/runtime/decode_choice.h"
-#include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/prefill_request.h"
 #include "services/engine/runtime/sampler.h"
 #include "services/engine/selection/decode_options.h"
@@ -47,9 +46,6 @@ struct DecodeRequest {
   std::vector<int32_t> replay;
   SteadyTime deadline = SteadyTime::max();
   CancelFlag cancelled = std::make_shared<std::atomic<bool>>(false);
-  // Gives the KV that the holes of `kv` leave out. Needs the selector head_classes. Null: no head is restored.
-  std::shared_ptr<HeadSource> heads;
-  HeadRestoreOptions restore;
   // Runs on the engine thread when the sequence joins the batch, before its first step. Must not block. May be null.
   std::function<void()> on_start;
   // Runs on the engine thread before the first continuation gives its pages back, at most once: the caller may share
@@ -58,9 +54,7 @@ struct DecodeRequest {
   // Callbacks. They run one at a time on the thread that delivers the tokens of all sequences (TokenDelivery). Steps
   // continue meanwhile, but a slow callback delays those of other sequences. They may call the engine, but not Stop.
   // on_tokens: the tokens of one step, in the order of steps.
-  // on_restore: the sums so far, when they have changed, before the tokens that they apply to. May be null.
   // on_done: exactly once and last; the pages are free before it runs.
-  std::function<void(const HeadRestoreReport&)> on_restore;
   std::function<void(std::span<const DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;
 };

@@ -36,7 +36,6 @@ absl::Status DecodeFork::Grow() {
 
 void DecodeFork::Free() {
   SPLICE_CHECK(in_flight == 0, "the device writes to these pages");
-  restorer.reset();
   kv.reset();
   compact.reset();
 }
@@ -57,11 +56,6 @@ absl::StatusOr<std::unique_ptr<DecodeSequence>> DecodeSequence::Make(DecodeReque
     return InvalidArgument("n is {}, the decode worker runs {} continuations at once", request.sampling.num_forks,
                            max_rows);
   SPLICE_ASSIGN_OR_RETURN(const auto selector, MakeSelectorFor(*request.kv, request.decode, model));
-  if (request.heads != nullptr) {
-    SPLICE_RETURN_IF_ERROR(CheckHeadRestore(request.restore, *selector, model));
-    if (request.kv->classes() == nullptr || model.head_classes() == nullptr)
-      return absl::InvalidArgumentError("heads are restored of a sequence with head classes, and this one keeps all");
-  }
   auto sequence = std::make_unique<DecodeSequence>();
   const TokenScoring scoring = selector->scoring().scoring;
   sequence->gathers_keys =
@@ -72,24 +66,10 @@ absl::StatusOr<std::unique_ptr<DecodeSequence>> DecodeSequence::Make(DecodeReque
       selector->of_prompt() != nullptr &&
       std::any_of(request.first_tokens.begin(), request.first_tokens.end(),
                   [](const SampledToken& first) { return first.finish == FinishReason::kNone; });
-  sequence->listener = std::make_unique<DecodeListener>(
-      DecodeListener{std::move(request.on_restore), std::move(request.on_tokens), std::move(request.on_done)});
+  sequence->listener =
+      std::make_unique<DecodeListener>(DecodeListener{std::move(request.on_tokens), std::move(request.on_done)});
   sequence->request = std::move(request);
   return sequence;
-}
-
-void DecodeSequence::TellRestores(TokenDelivery& delivery) {
-  HeadRestoreReport sum;
-  for (const HeadRestoreReport& report : restores) {
-    sum.restored += report.restored;
-    sum.missed_lease += report.missed_lease;
-    sum.missed_pages += report.missed_pages;
-    sum.missed_fetch += report.missed_fetch;
-  }
-  if (!restores.empty()) sum.first_token = restores[0].first_token;
-  if (sum == told) return;
-  told = sum;
-  delivery.AddRestores(*listener, sum);
 }
 
 void DecodeSequence::DropChoice() {
@@ -119,7 +99,6 @@ void DecodeSequence::End(const absl::Status& status, TokenDelivery& delivery) {
     fork.finished = true;
     fork.Free();
   }
-  request.heads.reset();
   delivery.AddEnd(std::move(listener), status);
 }
 

@@ -15,7 +15,6 @@
 #include "services/engine/model/model.h"
 #include "services/engine/runtime/decode_fidelity.h"
 #include "services/engine/runtime/decode_request.h"
-#include "services/engine/runtime/head_restorer.h"
 #include "services/engine/runtime/mass_guard.h"
 #include "services/engine/runtime/parked_pages.h"
 #include "services/engine/runtime/prompt_replay.h"
@@ -34,7 +33,6 @@ struct DecodeFork {
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<MassGuard> guard;          // null: no floor for what chosen tokens hold
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
-  std::unique_ptr<HeadRestorer> restorer;    // null: no head is restored
   int32_t last_token = 0;
   std::deque<int32_t> replay;  // next tokens, whatever is drawn; the client has them already
   int64_t num_output = 1;      // tokens of this request, including the first one
@@ -69,18 +67,14 @@ struct DecodeSequence {
   std::vector<DecodeFork> forks;             // empty before it has started
   std::unique_ptr<ParkedPages> parked;       // null: its pages are in the pool
   // Properties of its selector, constant for its whole life.
-  bool chooses_by_prompt = false;           // before it starts (PromptSelector), unless there is nothing to decode
-  bool gathers_keys = false;                // in its first step
-  bool steps_are_alone = true;              // a step's attention does not depend on the steps before it
-  std::unique_ptr<TokenSelector> chooser;   // for a choice in progress
-  std::unique_ptr<PromptChoice> choice;     // refers to it and to request.kv
-  std::optional<PromptKept> of_prompt;      // chosen by its selector, the same for every fork
-  std::vector<HeadRestoreReport> restores;  // for each fork, which refers to it; empty without restoring
-  HeadRestoreReport told;
+  bool chooses_by_prompt = false;          // before it starts (PromptSelector), unless there is nothing to decode
+  bool gathers_keys = false;               // in its first step
+  bool steps_are_alone = true;             // a step's attention does not depend on the steps before it
+  std::unique_ptr<TokenSelector> chooser;  // for a choice in progress
+  std::unique_ptr<PromptChoice> choice;    // refers to it and to request.kv
+  std::optional<PromptKept> of_prompt;     // chosen by its selector, the same for every fork
   bool done = false;
 
-  // Reports heads that have been restored or missed since the last report.
-  void TellRestores(TokenDelivery& delivery);
   // Gives back the pages of an unfinished choice. The choice starts again later.
   void DropChoice();
   // Gives back the pages of a continuation, after on_pages_back. REQUIRES: none of its rows is in flight.
@@ -90,7 +84,7 @@ struct DecodeSequence {
 
   bool has_to_choose() const { return chooses_by_prompt && !of_prompt.has_value(); }
   // Whether several tokens to replay are left that can share a step.
-  bool has_to_replay() const { return request.replay.size() > 1 && steps_are_alone && request.heads == nullptr; }
+  bool has_to_replay() const { return request.replay.size() > 1 && steps_are_alone; }
   // Positions whose keys the first step gathers.
   int64_t gathered_tokens() const { return gathers_keys ? request.kv->num_tokens() : 0; }
   const std::vector<int32_t>& tokens() const {

@@ -64,11 +64,9 @@ absl::Status DecodeStart::Start(DecodeSequence& sequence) {
   const absl::Status status = MakeForks(sequence);
   if (status.ok()) {
     sequence.request.kv.reset();
-    sequence.request.heads.reset();
     sequence.of_prompt.reset();
   } else {
     sequence.forks.clear();
-    sequence.restores.clear();
   }
   return status;
 }
@@ -77,10 +75,6 @@ absl::Status DecodeStart::Start(DecodeSequence& sequence) {
 absl::Status DecodeStart::MakeForks(DecodeSequence& sequence) {
   DecodeRequest& request = sequence.request;
   const int32_t n = request.sampling.num_forks;
-  if (request.heads != nullptr) {
-    sequence.restores.resize(n);
-    request.kv->FreezeHoles();  // before it is copied
-  }
   for (int32_t i = 0; i < n; ++i) {
     DecodeFork fork{.index = i};
     const SampledToken& first = request.first_tokens[i];
@@ -116,9 +110,6 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   } else {
     fork.kv = std::move(request.kv);
   }
-  if (request.heads != nullptr)
-    fork.restorer = std::make_unique<HeadRestorer>(request.restore, config, *model_.head_classes(), request.heads,
-                                                   *fork.kv, sequence.restores[fork.index]);
   return absl::OkStatus();
 }
 

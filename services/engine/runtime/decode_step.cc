@@ -38,7 +38,7 @@ std::vector<std::optional<SampledToken>> Each(std::vector<SampledToken> sampled)
 
 }  // namespace
 
-DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, AdaptiveDecoding& adaptive,
+DecodeStep::DecodeStep(ParallelExecutor& executor, DecodeBatch& batch, AdaptiveDecoding& adaptive,
                        DecodeFidelity& fidelity, TokenDelivery& delivery, bool async)
     : model_(executor.model()),
       executor_(executor),
@@ -46,23 +46,7 @@ DecodeStep::DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& 
       adaptive_(adaptive),
       fidelity_(fidelity),
       delivery_(delivery),
-      streams_of_rank_(KvShapeOf(model_.config()).num_streams() / pool.view().num_ranks()),
-      async_(async),
-      keep_free_(pool.view().num_ranks()) {}
-
-void DecodeStep::RestoreHeads() {
-  for (auto& sequence : batch_.running()) RestoreHeads(*sequence);
-}
-
-void DecodeStep::RestoreHeads(DecodeSequence& sequence) {
-  for (DecodeFork& fork : sequence.forks) {
-    if (fork.finished || fork.restorer == nullptr || !fork.restorer->Apply(*fork.kv, fork.num_output)) continue;
-    auto selector = MakeSelectorFor(*fork.kv, sequence.request.decode, model_);
-    SPLICE_CHECK(selector.ok(), "a selector that Submit has checked");
-    fork.selector = *std::move(selector);
-  }
-  sequence.TellRestores(delivery_);
-}
+      async_(async) {}
 
 bool DecodeStep::Group::Has(const ScoringPlan& plan) const {
   return plan.scoring == TokenScoring::kNone ||
@@ -123,7 +107,7 @@ bool DecodeStep::MayRunAhead() const {
   if (RowToMeasure(rows) >= 0) return false;
   return std::all_of(rows.begin(), rows.end(), [](const Row& row) {
     const DecodeFork& fork = *row.fork;
-    return fork.restorer == nullptr && fork.watched == nullptr && fork.replay.empty() && fork.kv->is_whole();
+    return fork.watched == nullptr && fork.replay.empty() && fork.kv->is_whole();
   });
 }
 
@@ -209,8 +193,7 @@ StepOffer* DecodeStep::Offer() {
   MakeGroups();
   if (num_groups_ != 1) return nullptr;
   const std::vector<Row>& rows = groups_[0].rows;
-  if (std::any_of(rows.begin(), rows.end(),
-                  [](const Row& row) { return row.fork->restorer != nullptr || row.fork->watched != nullptr; }))
+  if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.fork->watched != nullptr; }))
     return nullptr;
   DescribeRows(rows);
   if (!std::all_of(decode_rows_.begin(), decode_rows_.end(), CanRide)) return nullptr;
@@ -232,12 +215,10 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   samplers_.clear();
   watched_.clear();
   for (const auto& [sequence, fork, kind] : rows) {
-    HeadProbe* const probe = fork->restorer == nullptr ? nullptr : fork->restorer->BeginStep();
     decode_rows_.push_back({.token = fork->last_token,
                             .kv = fork->kv.get(),
                             .selector = fork->selector.get(),
                             .compact = fork->compact.get(),
-                            .probe = probe,
                             .at = fork->num_positions(),
                             .token_of = fork->in_flight > 0 ? fork->flight_row : -1});
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
@@ -285,7 +266,6 @@ void DecodeStep::TakeTokens(std::span<const Row> rows, const SampledBatch& batch
 void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled) {
   ++num_steps_;
   // A page of every stream for each row: no running sequence is to give way to a head of another one.
-  std::fill(keep_free_.begin(), keep_free_.end(), static_cast<int64_t>(rows.size()) * streams_of_rank_);
   for (size_t i = 0; i < rows.size();) {
     DecodeSequence& sequence = *rows[i].sequence;
     const size_t begin = i;
@@ -294,7 +274,6 @@ void DecodeStep::TakeTokens(std::span<const Row> rows, std::vector<std::optional
       if (sampled[i].has_value()) TakeToken(*rows[i].fork, *sampled[i]);
       if (rows[i].fork->finished && rows[i].fork->in_flight == 0) sequence.Free(*rows[i].fork);
     }
-    sequence.TellRestores(delivery_);
     for (size_t row = begin; row < i && !replays; ++row) {
       if (sampled[row].has_value())
         delivery_.AddToken(*sequence.listener,
@@ -320,7 +299,6 @@ void DecodeStep::TakeToken(DecodeFork& fork, SampledToken& sampled) {
   fork.last_token = sampled.token;
   ++fork.num_output;
   fork.finished = sampled.finish != FinishReason::kNone;
-  if (fork.restorer != nullptr && !fork.finished) fork.restorer->EndStep(*fork.kv, keep_free_);
 }
 
 }  // namespace spl::engine

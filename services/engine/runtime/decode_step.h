@@ -25,11 +25,9 @@ namespace spl::engine {
 class DecodeStep {
  public:
   // All outlive it. `async`: a step may start before the tokens of the last one are taken.
-  DecodeStep(ParallelExecutor& executor, PagePool& pool, DecodeBatch& batch, AdaptiveDecoding& adaptive,
-             DecodeFidelity& fidelity, TokenDelivery& delivery, bool async);
+  DecodeStep(ParallelExecutor& executor, DecodeBatch& batch, AdaptiveDecoding& adaptive, DecodeFidelity& fidelity,
+             TokenDelivery& delivery, bool async);
 
-  // Gives heads whose pages have arrived full visibility from the next step on.
-  void RestoreHeads();
   // Runs the batch in one pass of the model, or in several if its continuations choose tokens in too many ways for one.
   // A pass that fails ends its own sequences with Internal. DataLoss: the device is lost, and every sequence has ended
   // with Unavailable. REQUIRES: each active continuation has room for its next position.
@@ -75,7 +73,6 @@ class DecodeStep {
     PendingSample sample;
   };
 
-  void RestoreHeads(DecodeSequence& sequence);
   void MakeGroups();  // decides for each row what the step attends to, if its method leaves that open
   bool MayRunAhead() const;
   // Row of the step whose attention is measured for its guard; -1: none.
@@ -91,7 +88,7 @@ class DecodeStep {
   void TakeTokens(std::span<const Row> rows, std::vector<std::optional<SampledToken>> sampled);
   static StepChoice DescribeStep(const Row& row);
   // Takes the sampled token of a continuation, or its next replayed token instead.
-  void TakeToken(DecodeFork& fork, SampledToken& sampled);
+  static void TakeToken(DecodeFork& fork, SampledToken& sampled);
   // Ends the sequences of a failed pass. DataLoss as Run.
   absl::Status Fail(std::span<const Row> rows, const absl::Status& status);
 
@@ -102,7 +99,6 @@ class DecodeStep {
   DecodeFidelity& fidelity_;
   TokenDelivery& delivery_;
   RowSampler row_sampler_;
-  const int64_t streams_of_rank_;
   const bool async_;
   Flight flight_;  // without rows: no step is under way
   uint64_t num_steps_ = 0;
@@ -116,7 +112,6 @@ class DecodeStep {
   std::vector<DecodeRow> decode_rows_;
   std::vector<Sampler*> samplers_;
   std::vector<WatchedSequence*> watched_;
-  std::vector<int64_t> keep_free_;  // [num_ranks]
   StepOffer offer_;
 };
 

@@ -15,16 +15,14 @@ namespace spl::engine {
 class PageBudget {
  public:
   // `pool` and `kept` outlive it. `frozen_share`: share of the pool's pages that frozen sources may hold before they
-  // are evicted first. `reclaim` gives back pages that are held elsewhere; false: none are left; null: there are no
-  // such pages.
-  PageBudget(PagePool& pool, LocalKv& kept, double frozen_share, std::function<bool()> reclaim)
+  // are evicted first.
+  PageBudget(PagePool& pool, LocalKv& kept, double frozen_share)
       : pool_(pool),
         kept_(kept),
-        frozen_pages_max_(static_cast<int64_t>(frozen_share * static_cast<double>(pool.num_pages()))),
-        reclaim_(std::move(reclaim)) {}
+        frozen_pages_max_(static_cast<int64_t>(frozen_share * static_cast<double>(pool.num_pages()))) {}
 
-  // Evicts until `num_pages` are free. Order: frozen sources beyond their share, unused prefixes, `reclaim`, ordinary
-  // segment sources, sessions under their lease, and last, if `may_drop_frozen`, frozen sources. False: not enough is
+  // Evicts until `num_pages` are free. Order: frozen sources beyond their share, unused prefixes, ordinary segment
+  // sources, sessions under their lease, and last, if `may_drop_frozen`, frozen sources. False: not enough is
   // left to evict. Any thread.
   bool MakeRoom(int64_t num_pages, bool may_drop_frozen);
 
@@ -37,7 +35,6 @@ class PageBudget {
   PagePool& pool_;
   LocalKv& kept_;
   const int64_t frozen_pages_max_;
-  const std::function<bool()> reclaim_;
   std::vector<std::weak_ptr<const SequenceKv>> handed_out_;
 };
 

@@ -35,7 +35,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                           options.session_lease)},
       options_(options),
       meter_(model_->config()),
-      budget_(pool_, local_, options.frozen_share, options.reclaim),
+      budget_(pool_, local_, options.frozen_share),
       canonical_(model_, pool_, local_.segments,
                  {.max_queued = options.max_canonical_queued,
                   .make_room = [this](int64_t num_pages) { return budget_.MakeRoom(num_pages, false); },

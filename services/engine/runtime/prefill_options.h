@@ -43,9 +43,6 @@ struct PrefillEngineOptions {
   // Computes segments without a source by themselves, for later requests, while nothing is queued or running.
   bool canonical_prefill = true;
   size_t max_canonical_queued = 64;  // segments that may wait for that
-  // Gives back pages that are held elsewhere and not needed; false: none are left. Called on any of the engine's
-  // threads, before text that was meant to stay is evicted. Null: there are no such pages.
-  std::function<bool()> reclaim;
   // Called when a chunk of a prefix or of a segment enters or leaves the local cache, on any of the engine's threads.
   // The two kinds never share a key. May be null.
   PrefixIndex::Observer on_cache_change;

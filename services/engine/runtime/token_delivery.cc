@@ -33,10 +33,6 @@ void TokenDelivery::AddToken(DecodeListener& to, DecodeToken token) {
   filling_.events.push_back({&to, size_t{1}});
 }
 
-void TokenDelivery::AddRestores(DecodeListener& to, const HeadRestoreReport& report) {
-  if (to.on_restore) filling_.events.push_back({&to, report});
-}
-
 void TokenDelivery::AddEnd(std::unique_ptr<DecodeListener> of, const absl::Status& status) {
   DecodeListener* const to = of.get();
   filling_.events.push_back({to, End{std::move(of), status}});
@@ -92,8 +88,6 @@ void TokenDelivery::Deliver(Events& events) {
     if (const auto* const num_tokens = std::get_if<size_t>(&event.what); num_tokens != nullptr) {
       event.to->on_tokens(tokens.first(*num_tokens));
       tokens = tokens.subspan(*num_tokens);
-    } else if (const auto* const report = std::get_if<HeadRestoreReport>(&event.what); report != nullptr) {
-      event.to->on_restore(*report);
     } else {
       const std::unique_ptr<DecodeListener> last = std::move(std::get<End>(event.what).owner);
       last->on_done(std::get<End>(event.what).status);

@@ -18,7 +18,6 @@ namespace spl::engine {
 
 // Callbacks of one request, see DecodeRequest.
 struct DecodeListener {
-  std::function<void(const HeadRestoreReport&)> on_restore;  // may be null
   std::function<void(std::span<const DecodeToken>)> on_tokens;
   std::function<void(absl::Status)> on_done;
 };
@@ -34,7 +33,6 @@ class TokenDelivery {
   // Engine thread. A listener must live until AddEnd takes it over. Consecutive tokens of one listener are delivered in
   // one call.
   void AddToken(DecodeListener& to, DecodeToken token);
-  void AddRestores(DecodeListener& to, const HeadRestoreReport& report);
   void AddEnd(std::unique_ptr<DecodeListener> of, const absl::Status& status);  // the last event of a listener
   // Hands over the events that were added since the last call. Does not block.
   void Flush();
@@ -53,7 +51,7 @@ class TokenDelivery {
   };
   struct Event {
     DecodeListener* to;
-    std::variant<size_t, HeadRestoreReport, End> what;  // size_t: that many of the tokens
+    std::variant<size_t, End> what;  // size_t: that many of the tokens
   };
   struct Events {
     std::vector<Event> events;

@@ -166,8 +166,6 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
                              .held = held.has_value() ? &*held : nullptr,
                              .aligned_cost = cost.aligned_cost,
                              .fetch_bytes_per_s = cost.fetch_bytes_per_s,
-                             // What is left out of heads is kept for the decode worker by a prefill worker.
-                             .may_stay_local = !request_.reuse.heads().decode_restore(),
                              .structured_output = request_.sampling.structured_output.has_value(),
                              .full = &history_.full,
                              .leaving = leaving.get(),

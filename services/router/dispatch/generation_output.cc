@@ -32,7 +32,6 @@ void Generation::DeliverFirst(const v1::PrefillResponse& response) {
 }
 
 void Generation::Deliver(const v1::StreamChunk& chunk) {
-  if (chunk.has_restores()) *receipt_.mutable_decode_restore() = ReceiptOf(chunk.restores());
   if (chunk.has_choice()) *receipt_.mutable_decode_choice() = chunk.choice();
   if (chunk.has_kv_bytes()) receipt_.set_decode_kv_bytes(chunk.kv_bytes());
   std::vector<Delta> deltas;

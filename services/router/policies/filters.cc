@@ -24,8 +24,8 @@ bool KeepsToGrammarFilter::KeepDecode(const PlacementQuery& query, const DecodeV
 }
 
 bool ShortEnoughFilter::KeepPrefill(const PlacementQuery& query, const PrefillView& prefill, size_t place) const {
-  return !prefill.local.has_value() || (query.may_stay_local && ComputeScorer::TokensToCompute(query, place) <=
-                                                                    static_cast<double>(prefill.local->max_new_tokens));
+  return !prefill.local.has_value() ||
+         ComputeScorer::TokensToCompute(query, place) <= static_cast<double>(prefill.local->max_new_tokens);
 }
 
 bool NotFullFilter::KeepDecode(const PlacementQuery& query, const DecodeView& decode) const {

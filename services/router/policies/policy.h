@@ -32,7 +32,6 @@ struct PlacementQuery {
   const HeldPrompt* held = nullptr;                // what a decode worker keeps of the conversation; may be null
   double aligned_cost = 0.25;                      // cost of an aligned token relative to a computed one (RequestCosts)
   double fetch_bytes_per_s = 0;                    // from the chunk store; 0: not measured yet
-  bool may_stay_local = true;                      // false: the request needs a prefill worker
   bool structured_output = false;                  // true: only workers that keep to grammars may serve it
   const std::set<std::string>* full = nullptr;     // decode workers that had no room a moment ago; may be null
   const std::set<std::string>* leaving = nullptr;  // workers that the planner takes away; may be null

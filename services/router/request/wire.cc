@@ -115,11 +115,4 @@ absl::StatusOr<std::vector<OutputToken>> PromptFromProto(std::span<const TokenId
   return tokens;
 }
 
-v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores) {
-  v1::DecodeRestoreReceipt out;
-  out.set_restored_heads(restores.restored_heads());
-  out.set_restore_misses(restores.missed_lease() + restores.missed_pages() + restores.missed_fetch());
-  return out;
-}
-
 }  // namespace spl::router

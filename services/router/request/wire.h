@@ -37,6 +37,5 @@ OutputToken TokenFromProto(const SampledToken& sampled) {
 // but the first.
 absl::StatusOr<std::vector<OutputToken>> PromptFromProto(std::span<const TokenId> prompt,
                                                          const v1::PromptLogprobs& logprobs);
-v1::DecodeRestoreReceipt ReceiptOf(const v1::StreamChunk::Restores& restores);
 
 }  // namespace spl::router

@@ -102,7 +102,7 @@ TEST_P(KeptMassTest, IsTheAttentionOnWhatIsKept) {
     const auto pages = *MakeCompactPages(selector, *model_, *pool_, kLength);
     EXPECT_TRUE(pages == nullptr || pages->Reserve(kLength + 1).ok());
     everything->BeginStep(kLength + 1);
-    std::vector<DecodeRow> rows = {{77, kv.get(), &selector, pages.get(), nullptr, &probe}};
+    std::vector<DecodeRow> rows = {{77, kv.get(), &selector, pages.get(), &probe}};
     if (beside) rows.insert(rows.begin(), DecodeRow{5, other.get(), whole.get()});
     EXPECT_TRUE(executor_->Decode(rows).ok());
     return probe.kept;

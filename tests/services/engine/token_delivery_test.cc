@@ -16,19 +16,14 @@ namespace {
 
 using test::SeededRandom;
 
-// What one listener was told, in order: tokens with their continuation, sums of restored heads, the end.
+// What one listener was told, in order: tokens with their continuation, the end.
 struct Told {
   using Token = std::pair<int32_t, int32_t>;
-  std::vector<std::variant<Token, int64_t, absl::StatusCode>> what;
+  std::vector<std::variant<Token, absl::StatusCode>> what;
   std::set<std::thread::id> threads;
 
   std::unique_ptr<DecodeListener> Listener() {
-    return std::make_unique<DecodeListener>(DecodeListener{.on_restore =
-                                                               [this](const HeadRestoreReport& report) {
-                                                                 threads.insert(std::this_thread::get_id());
-                                                                 what.emplace_back(report.restored);
-                                                               },
-                                                           .on_tokens =
+    return std::make_unique<DecodeListener>(DecodeListener{.on_tokens =
                                                                [this](std::span<const DecodeToken> tokens) {
                                                                  threads.insert(std::this_thread::get_id());
                                                                  for (const DecodeToken& token : tokens)
@@ -65,11 +60,6 @@ TEST(TokenDeliveryTest, EachListenerIsToldEverythingInOrder) {
       delivery.WaitForRoom();
       for (size_t i = 0; i < num; ++i) {
         if (listeners[i] == nullptr || random() % 4 == 0) continue;
-        if (random() % 8 == 0) {
-          const auto sum = static_cast<int64_t>(random() % 100);
-          delivery.AddRestores(*listeners[i], {.restored = sum});
-          expected[i].what.emplace_back(sum);
-        }
         for (int32_t fork = 0; fork < static_cast<int32_t>(random() % 4); ++fork) {
           const auto token = static_cast<int32_t>(random() % 1000);
           delivery.AddToken(*listeners[i], {fork, {.token = token}});

@@ -483,16 +483,8 @@ TEST_F(LocalPlacementTest, APlaceThatCannotServeIsNoWayOut) {
   EXPECT_TRUE(IsLocal(100));
 }
 
-TEST_F(LocalPlacementTest, RequestsThatNeedAPrefillWorkerGetOne) {
+TEST_F(LocalPlacementTest, OtherPoliciesKnowPrefillWorkersOnly) {
   Busy(100'000);
-  const PlacementQuery query{.fleet = fleet_,
-                             .loads = *loads_,
-                             .prompt_tokens = 100,
-                             .total_tokens = 101,
-                             .reuse = reuse_,
-                             .may_stay_local = false};
-  EXPECT_FALSE(placement_.Place(query).value().prefill->local.has_value());
-  // The other policies know prefill workers only.
   for (const PlacementPolicy policy :
        {PlacementPolicy::kRoundRobin, PlacementPolicy::kLeastLoaded, PlacementPolicy::kPrefixOnly}) {
     const Placement placement({.policy = policy, .seed = 1});

@@ -65,7 +65,7 @@ TEST(ReceiptJsonTest, ShowsEveryFieldOfTheMessage) {
   std::multiset<std::string> leaves;
   Collect(shown, &leaves);
   // Each message and each map took a number for itself, a map one for its key.
-  const int messages = 9, maps = 2;
+  const int messages = 8, maps = 2;
   EXPECT_EQ(static_cast<int>(leaves.size()), next - 1 - messages - 2 * maps) << shown.dump(1);
   EXPECT_EQ(std::set<std::string>(leaves.begin(), leaves.end()).size(), leaves.size()) << shown.dump(1);
 }
@@ -93,14 +93,12 @@ TEST(ReceiptJsonTest, IsWhatTheDocumentationShows) {
       R"("queue":0.125},"seed":9223372036854775808,"prefill":"pool","workers":{"prefill":"","decode":""},)"
       R"("transport":"","attempts":1,"migrations":0,"types":{"weights":"fp8-e4m3-channel","kv":"fp8"}})");
   receipt.mutable_samkv()->set_kept_share(0.25);
-  receipt.mutable_decode_restore()->set_restore_misses(2);
   receipt.mutable_decode_choice()->set_chosen_tokens(7);
   receipt.set_session_tokens(64);
   receipt.set_first_logits(std::string(3, '\0'));
   (*receipt.mutable_knowledge_bases())["ships"] = 3;
   const OrderedJson shown = ReceiptJson(receipt);
   EXPECT_EQ(shown["samkv"], (OrderedJson{{"kept_share", 0.25}, {"summaries_computed", 0}}));
-  EXPECT_EQ(shown["decode_restore"], (OrderedJson{{"restored_heads", 0}, {"restore_misses", 2}}));
   EXPECT_EQ(shown["decode_choice"],
             (OrderedJson{{"dense_tokens", 0}, {"chosen_tokens", 7}, {"changes", 0}, {"guarded_heads", 0}}));
   EXPECT_EQ(shown["tokens"]["session"], 64);

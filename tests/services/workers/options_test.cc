@@ -25,15 +25,7 @@ using google::protobuf::FieldDescriptor;
 using testing::HasSubstr;
 
 // Options that no method's options have.
-const std::set<std::string> kElsewhere = {"reuse",
-                                          "decode",
-                                          "reuse_auto",
-                                          "publish",
-                                          "quality",
-                                          "return_first_logits",
-                                          "decode_restore",
-                                          "decode_restore_interval",
-                                          "decode_restore_threshold"};
+const std::set<std::string> kElsewhere = {"reuse", "decode", "reuse_auto", "publish", "quality", "return_first_logits"};
 
 // The message with this option alone, at another value than any default.
 v1::ReuseOptions With(const wire::RequestOption& option, bool truth) {

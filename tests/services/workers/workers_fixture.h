@@ -98,7 +98,6 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     const std::string transport = GetParam().in_place() ? "auto" : GetParam().kv_transport;
     d.transport.carriers = transport == "device" ? "auto" : transport;
     d.landing_bytes = twice * (96 << 20);
-    d.service.leases = head_fetches_;
     d.local_prefill = local_prefill_;
     d.sessions = sessions_;
     auto decode = decode::DecodeServer::Start(LoadOnce(GetParam().decode_ranks, decode_classes), d);
@@ -110,7 +109,6 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     p.kv_bytes = twice * pool_bytes_;
     p.SetKvTransport(transport);
     p.staging_bytes = 4 << 20;  // less than one prompt: it is used in turns
-    p.leases = head_leases_;
     p.engine.prefix_cache = prefix_cache_;
     if (GetParam().in_place())
       p.neighbour = {decode_->shared(), &decode_->transport(), decode_->memory(), decode_->InProcessChannel()};
@@ -222,7 +220,6 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     absl::Status run, stream;
     std::vector<int32_t> tokens;
     v1::Receipt receipt;
-    v1::StreamChunk::Restores restores;
     uint64_t kv_bytes = 0;  // that the decode worker held
   };
   Result Generate(const std::vector<int32_t>& prompt, const v1::SamplingParams& sampling) {
@@ -267,7 +264,6 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     result.tokens.push_back(static_cast<int32_t>(response.first_tokens(0).token_id()));
     v1::StreamChunk chunk;
     while (reader.Read(&chunk)) {
-      result.restores.MergeFrom(chunk.restores());
       if (chunk.has_kv_bytes()) result.kv_bytes = chunk.kv_bytes();
       if (on_chunk_) on_chunk_();
       for (const auto& token : chunk.tokens()) result.tokens.push_back(static_cast<int32_t>(token.token().token_id()));
@@ -333,8 +329,6 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   char owner_ = 'o';                        // its caller
   decode::KeptPromptsOptions sessions_;     // of the decode worker
   v1::ConnectPeerResponse connected_;
-  prefill::HeadLeaseOptions head_leases_;
-  decode::HeadLeaseOptions head_fetches_;
   local_prefill::LocalPrefillOptions local_prefill_;  // of the decode worker
   std::chrono::milliseconds drain_timeout_{500};      // likewise
   std::function<void()> on_chunk_;                    // when tokens of a Generate have come
