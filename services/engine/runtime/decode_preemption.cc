@@ -5,8 +5,11 @@
 #include <vector>
 
 #include "services/base/status.h"
+#include "services/engine/methods/selection_methods.h"
 #include "services/engine/runtime/decode_room.h"
 #include "services/engine/runtime/local_generator.h"
+#include "services/engine/selection/kept_positions.h"
+#include "services/methods/methods.h"
 
 namespace spl::engine {
 
@@ -35,7 +38,7 @@ void DecodePreemption::GrowOrPreempt() {
       while (sequence->runs() && !fork.finished && !fork.Grow().ok()) {
         if (EvictCached(fork.GrowthPages(KvShapeOf(model_.config()).num_streams())) && fork.Grow().ok()) break;
         // Alone in the pool it asks once more: others may have left it since.
-        if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence)) continue;
+        if (FindRoomFor(*sequence) || fork.Grow().ok() || !IsAlone(*sequence) || StopChoosing(*sequence)) continue;
         batch_.Finish(*sequence, TooSmall());
       }
     }
@@ -77,6 +80,23 @@ bool DecodePreemption::FindRoomFor(DecodeSequence& needy) {
     return true;
   }
   return false;
+}
+
+// A method's pages come on top of the KV, for which alone a router has asked whether the prompt and its answer fit.
+bool DecodePreemption::StopChoosing(DecodeSequence& sequence) {
+  const int64_t free_before = pool_.num_free();
+  DecodeOptions everything = sequence.request.decode;
+  for (DecodeFork& fork : sequence.forks) {
+    if (fork.finished || fork.compact == nullptr || fork.stopped_choosing) continue;
+    everything.selector = methods::ResolveSelector(methods::kAuto, fork.kv->classes() != nullptr);
+    auto selector = MakeSelectorFor(*fork.kv, everything, model_);
+    if (!selector.ok()) return false;
+    if (!RefitCompactPages(model_, pool_, **selector, fork.kv->num_tokens(), fork.compact).ok()) return false;
+    fork.selector = *std::move(selector);
+    fork.guard.reset();
+    fork.stopped_choosing = true;
+  }
+  return pool_.num_free() > free_before;
 }
 
 bool DecodePreemption::IsAlone(const DecodeSequence& sequence) const {

@@ -28,7 +28,8 @@ class DecodePreemption {
   bool Grow();
   // Takes pages for the next position of every active continuation of the batch. If the pool is full, preempts the
   // youngest sequences. Preempted sequences are in the waiting queue afterwards, or have ended with Unavailable if no
-  // host memory is left. REQUIRES: no step is under way.
+  // host memory is left. A sequence that is alone gives up choosing tokens before it ends. REQUIRES: no step is under
+  // way.
   void GrowOrPreempt();
   // Evicts cached KV until the pool has pages for a waiting sequence. False: not enough is cached.
   bool EvictCachedFor(const DecodeSequence& sequence);
@@ -51,6 +52,9 @@ class DecodePreemption {
   // step.
   int64_t PagesToGoOn(const DecodeSequence& sequence) const;
   void Park(DecodeSequence& sequence);
+  // Gives up the pages beside the KV of all continuations, which attend to everything from the next step on. False:
+  // there are none, or what is left needs as many.
+  bool StopChoosing(DecodeSequence& sequence);
 
   const Model& model_;
   PagePool& pool_;

@@ -33,6 +33,7 @@ struct DecodeFork {
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<MassGuard> guard;          // null: no floor for what chosen tokens hold
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step
+  bool stopped_choosing = false;             // attends to everything, because the pool had no room for its choice
   int32_t last_token = 0;
   std::deque<int32_t> replay;  // next tokens, whatever is drawn; the client has them already
   int64_t num_output = 1;      // tokens of this request, including the first one

@@ -119,12 +119,7 @@ absl::Status DecodeStart::TakeCompactPages(DecodeSequence& sequence, DecodeFork&
   DecodeRequest& request = sequence.request;
   const int64_t num_tokens = request.kv->num_tokens();
   fork.compact = std::move(request.compact);
-  if (fork.compact != nullptr)
-    SPLICE_RETURN_IF_ERROR(FitCompactPages(*fork.selector, model_, num_tokens, fork.compact));
-  if (fork.compact == nullptr) {
-    SPLICE_ASSIGN_OR_RETURN(fork.compact, MakeCompactPages(*fork.selector, model_, pool_, num_tokens));
-  }
-  SPLICE_RETURN_IF_ERROR(BeginLists(model_, pool_, *fork.selector, num_tokens, fork.compact.get()));
+  SPLICE_RETURN_IF_ERROR(RefitCompactPages(model_, pool_, *fork.selector, num_tokens, fork.compact));
   PromptSelector* const selector = fork.selector->of_prompt();
   if (selector == nullptr) return absl::OkStatus();
   SPLICE_RETURN_IF_ERROR(fork.compact->Reserve(num_tokens + 1));

@@ -80,7 +80,7 @@ void DecodeStep::MakeGroups() {
       }
       group->Add(selector.scoring());
       if (selector.outer() != nullptr) group->Add(selector.outer()->scoring);
-      group->rows.push_back({sequence.get(), &fork, KindOf(*fork.selector)});
+      group->rows.push_back({sequence.get(), &fork, fork.stopped_choosing ? StepKind::kDense : KindOf(*fork.selector)});
     }
   }
 }

@@ -71,4 +71,13 @@ absl::Status BeginLists(const Model& model, PagePool& pool, const TokenSelector&
   return WriteKeptPositions(model, pool, lists, *compact);
 }
 
+absl::Status RefitCompactPages(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
+                               std::unique_ptr<CompactPages>& compact) {
+  if (compact != nullptr) SPLICE_RETURN_IF_ERROR(FitCompactPages(selector, model, num_tokens, compact));
+  if (compact == nullptr) {
+    SPLICE_ASSIGN_OR_RETURN(compact, MakeCompactPages(selector, model, pool, num_tokens));
+  }
+  return BeginLists(model, pool, selector, num_tokens, compact.get());
+}
+
 }  // namespace spl::engine

@@ -34,4 +34,10 @@ absl::Status WriteHeavyHitters(const Model& model, PagePool& pool, const KeptPos
 absl::Status BeginLists(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
                         CompactPages* compact);
 
+// Turns the pages beside the KV of a sequence with `num_tokens` positions into those that `selector` needs, with its
+// lists. `compact` may be null: there are none yet. It is null afterwards if the selector needs none.
+// ResourceExhausted: no free pages; what the pages had is lost then. REQUIRES: no pass uses them.
+absl::Status RefitCompactPages(const Model& model, PagePool& pool, const TokenSelector& selector, int64_t num_tokens,
+                               std::unique_ptr<CompactPages>& compact);
+
 }  // namespace spl::engine

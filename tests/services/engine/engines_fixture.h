@@ -13,6 +13,7 @@
 
 #include "kernels/backend/backend.h"
 #include "services/engine/engine.h"
+#include "services/engine/methods/selection_methods.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/eventually.h"
 #include "tests/support/paths.h"
@@ -173,6 +174,7 @@ struct Outcome {
   std::vector<float> first_logits;
   std::vector<TokenLogprob> prompt_logprobs;
   Tokens tokens;
+  std::vector<StepKind> kinds;  // of the steps of decoded tokens
   std::vector<float> logprobs;  // of decoded tokens, where the request asks for them, as in Answer
 
   void Finish(const absl::Status& s) {
@@ -216,6 +218,15 @@ class EnginesTest : public testing::Test {
     auto d = DecodeEngine::Create(model_, *decode_pool_, decode);
     ASSERT_TRUE(d.ok()) << d.status();
     decode_ = std::move(*d);
+  }
+  // Size of the smallest decode pool, in tokens, in which a prompt of that length can begin with its method.
+  int64_t TokensToBegin(const DecodeOptions& options, int64_t prompt) {
+    const KvShape shape = KvShapeOf(model_->config());
+    const auto selector = MakeSelectorBehind("exact", prompt, options, *model_, nullptr).value();
+    const auto needs = CompactNeedsOf(*selector, *model_, prompt);
+    const int64_t beside = needs.has_value() ? CompactPages::PagesByRank(shape, *needs, 1, prompt + 1)[0] : 0;
+    const int64_t streams = shape.num_streams();
+    return (PagesFor(prompt) + (beside + streams - 1) / streams) * kernels::kPageTokens;
   }
   void StopAll() {
     if (prefill_) prefill_->Stop();
@@ -294,6 +305,7 @@ class EnginesTest : public testing::Test {
         std::lock_guard lock(outcome->mutex);
         for (const DecodeToken& t : tokens) {
           outcome->tokens[t.fork].push_back(t.token.token);
+          outcome->kinds.push_back(t.step.kind);
           if (!t.token.logprob.has_value()) continue;
           outcome->logprobs.push_back(t.token.logprob->logprob);
           for (const auto& [id, logprob] : t.token.logprob->top) outcome->logprobs.push_back(logprob);

@@ -4,6 +4,7 @@
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_device_backend.h"
+#include "tests/support/seeded_random.h"
 
 namespace spl::engine {
 namespace {
@@ -305,6 +306,40 @@ TEST_F(EnginesTest, ASequenceThatOutgrowsThePoolEnds) {
   EXPECT_EQ(outcome->status.code(), absl::StatusCode::kUnavailable) << outcome->status;
   EXPECT_THAT(std::string(outcome->status.message()), testing::HasSubstr("too small for this sequence"));
   EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages());
+}
+
+// The pages of a choice come on top of the KV. A sequence that fits without them goes on, and attends to everything.
+TEST_F(EnginesTest, ASequenceThatOutgrowsThePoolWithItsChoiceStopsChoosing) {
+  std::mt19937 random = test::SeededRandom("stops choosing");
+  for (const char* const name : {"sparcas", "adaptive", "quest", "loopserve", "cascade"}) {
+    DecodeOptions few(name), all(name);
+    few.budget = 64;
+    all.budget = 1024;  // more than there is: every step attends to everything
+    const auto prompt = RandomPrompt(random, 240);
+    Start(8192, 8192);
+    selection_ = few;
+    const auto roomy = Submit(prompt, Greedy(70));
+    ASSERT_TRUE(roomy->Wait());
+    for (const DecodeOptions& options : {few, all}) {
+      Start(8192, TokensToBegin(options, 240));  // not enough for the fifth page of each head
+      selection_ = options;
+      const auto outcome = Submit(prompt, Greedy(70));
+      ASSERT_TRUE(outcome->Wait());
+      EXPECT_TRUE(outcome->status.ok()) << name << ": " << outcome->status;
+      ASSERT_EQ(outcome->tokens[0].size(), 70u) << name;
+      // Until its KV needs the fifth page it chooses.
+      const Tokens want = options.budget == few.budget ? roomy->tokens : Expected(prompt, Greedy(70));
+      const auto same = options.budget == few.budget ? 17 : 70;
+      EXPECT_TRUE(std::equal(want[0].begin(), want[0].begin() + same, outcome->tokens[0].begin())) << name;
+      if (name != std::string("adaptive")) {
+        EXPECT_EQ(outcome->kinds[0], StepKind::kFixed) << name;
+      }
+      EXPECT_EQ(outcome->kinds.back(), StepKind::kDense) << name << " still chooses";
+      EXPECT_EQ(decode_->load().preemptions, 0u) << name;
+      EXPECT_EQ(decode_pool_->num_free(), decode_pool_->num_pages()) << name;
+      decode_pool_->CheckInvariants();
+    }
+  }
 }
 
 TEST_F(EnginesTest, WithoutHostMemoryAFullPoolEndsTheYoungestAndTheOthersFinish) {
