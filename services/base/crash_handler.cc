@@ -31,8 +31,10 @@ void* InterruptedAt([[maybe_unused]] const void* context) {
   return nullptr;
 }
 
-// Abseil's own unwinder follows frame pointers, which optimized code has not. This one reads the unwind tables.
-int Unwind(void** frames, int* sizes, int max_depth, int skip_count, const void* context, int* min_dropped_frames) {
+// Abseil's own unwinder follows frame pointers, which optimized code has not. This one reads the unwind tables. A
+// sanitizer has handlers of its own.
+[[maybe_unused]] int Unwind(void** frames, int* sizes, int max_depth, int skip_count, const void* context,
+                            int* min_dropped_frames) {
   constexpr int kMost = 64;
   void* all[kMost];
   void** const end = all + backtrace(all, kMost);
