@@ -15,8 +15,8 @@ namespace spl::engine {
 class PageBudget {
  public:
   // `pool` and `kept` outlive it. `frozen_share`: share of the pool's pages that frozen sources may hold before they
-  // are evicted first. `reclaim` gives back pages that are held elsewhere; false: none are left; null: there are no
-  // such pages.
+  // are evicted first. `reclaim` evicts a little of what is cached elsewhere (PrefillEngineOptions); false: nothing is
+  // left there; null: there is nothing.
   PageBudget(PagePool& pool, LocalKv& kept, double frozen_share, std::function<bool()> reclaim)
       : pool_(pool),
         kept_(kept),
