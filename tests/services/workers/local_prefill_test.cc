@@ -151,6 +151,27 @@ TEST_P(LocalPrefillTest, ConcurrentRequestsDoNotMix) {
   EXPECT_TRUE(PagesComeBack());
 }
 
+// Slices have 64 rows here: the steps of the running sequences come on top.
+TEST_P(LocalPrefillTest, RunningSequencesRideInPassesOfPrompts) {
+  std::vector<Result> results(8);
+  std::vector<std::thread> threads;
+  std::atomic<int> num_chunks = 0;
+  on_chunk_ = [&] { ++num_chunks; };
+  const auto prompt = [](size_t i) { return Prompt(static_cast<uint32_t>(200 + i), i < 4 ? 40 + 30 * i : 700); };
+  const auto start = [&](size_t i) {
+    threads.emplace_back([&, i] { results[i] = Generate(prompt(i), Sampling(150)); });
+  };
+  for (size_t i = 0; i < 4; ++i) start(i);
+  while (num_chunks < 8) std::this_thread::yield();
+  for (size_t i = 4; i < results.size(); ++i) start(i);
+  for (auto& thread : threads) thread.join();
+  for (size_t i = 0; i < results.size(); ++i) {
+    ASSERT_TRUE(results[i].run.ok() && results[i].stream.ok()) << results[i].run << results[i].stream;
+    EXPECT_EQ(results[i].tokens, Expected(prompt(i), Sampling(150))) << i;
+  }
+  EXPECT_GE(decode_->shared()->turns()->num_rides(), 5u);
+}
+
 TEST_P(LocalPrefillTest, LongerPromptsAreRefusedAndTheirPagesComeBack) {
   const Result result = Generate(Prompt(1, 2048 + 65), Sampling(5));
   EXPECT_EQ(result.run.code(), absl::StatusCode::kResourceExhausted) << result.run;
