@@ -389,6 +389,7 @@ grpc::ServerUnaryReactor* DecodeService::Release(grpc::CallbackServerContext* co
   if (!id.ok()) return wire::Answer(context, id.status());
   tickets_.Release(*id, request->generation(), request->writer_quiet(),
                    Errorf(absl::StatusCode::kCancelled, "released: {}", request->reason()));
+  pools_.shared.PagesFreed();
   return wire::Answer(context, absl::OkStatus());
 }
 

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 FaultPoint admit_fault("engine.prefill.admit");
 
-// Upper bound of a wait without work: a safety net, every real event wakes the thread.
+// Upper bound of a wait without work. A safety net: only reservations whose writer has vanished free pages unnoticed.
 constexpr std::chrono::milliseconds kIdleWait{100};
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }

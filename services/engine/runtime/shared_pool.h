@@ -18,8 +18,8 @@
 namespace spl::engine {
 
 // Running sequences, reservations and cached KV compete for the same pages (blocks). Cached KV is evicted first, and a
-// prompt is admitted only if the decoding sequences keep room to grow. Nobody gets a reservation while prompts wait for
-// pages: they came before.
+// prompt is admitted only if the decoding sequences keep room to grow. No reservation takes pages while prompts wait
+// for some: they came before.
 //
 // Both engines attach themselves, and detach before they end. Any thread may call; no engine's lock may be held.
 class SharedPool {
@@ -54,7 +54,7 @@ class SharedPool {
   // faster nothing was evicted.
   bool MakeRoom(std::span<const int64_t> counts);
   bool PromptsWait();  // whether a prompt waits for pages: new reservations would keep it waiting
-  void PagesFreed();   // called when a sequence has ended: prompts may begin
+  void PagesFreed();   // called when a sequence has ended or a reservation was given up: prompts may begin
   // Pages that a new prompt must leave free for the decoding sequences. Nullopt: no prompt may begin, because preempted
   // sequences come first.
   std::optional<int64_t> GrowthPages() const;

@@ -267,9 +267,10 @@ class OnePoolTest : public LocalPrefillTest {
     LocalPrefillTest::SetUp();
     ASSERT_EQ(NumPages(), 40);
   }
-  // Fills pages with prefixes that nobody uses, eight each.
+  // Fills pages with prefixes that nobody uses any more, eight each.
   void CachePrefixes(int count) {
     for (int i = 0; i < count; ++i) Answer(Cached(i), 2);
+    EXPECT_TRUE(PagesComeBack());
   }
   static std::vector<int32_t> Cached(int i) { return Prompt(static_cast<uint32_t>(500 + i), 512); }
   uint32_t NumCached(int i) { return Answer(Cached(i), 2).receipt.cached_tokens(); }
@@ -295,6 +296,7 @@ TEST_P(OnePoolTest, PrefixesGiveWayToReservationsOfOthers) {
       [&] { return DecodeMetric("splice_decode_cached_pages") == static_cast<double>((20 - free) * num_streams()); }));
   const Result result = GenerateOn(*first, Prompt(1, 20 * 64), Sampling(4));
   EXPECT_EQ(result.tokens, Expected(Prompt(1, 20 * 64), Sampling(4)));
+  EXPECT_TRUE(PagesComeBack());
   UseOther();
   EXPECT_EQ(NumCached(4), 448u) << "the youngest is there";
   EXPECT_EQ(NumCached(0), 0u) << "the oldest is not";
@@ -307,6 +309,7 @@ TEST_P(OnePoolTest, ConversationsAreEvictedBehindPrefixes) {
   session_ = "talk";
   const auto text = Prompt(1, 600);
   Answer(text);
+  EXPECT_TRUE(PagesComeBack());
   session_.clear();
   UseOther();
   CachePrefixes(5);  // of which one has no room
@@ -317,6 +320,7 @@ TEST_P(OnePoolTest, ConversationsAreEvictedBehindPrefixes) {
   UseOther();
   session_ = "talk";
   EXPECT_EQ(Answer(text).receipt.held_tokens(), 576u);
+  EXPECT_TRUE(PagesComeBack());
   session_.clear();
   UseOther();
   CachePrefixes(3);
