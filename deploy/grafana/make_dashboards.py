@@ -112,7 +112,7 @@ def pools():
               "Prefills started per second: in the prefill pool, or on the decode worker itself.", stack=False),
         panel("Short prompts on decode workers", "short",
               [(f"sum by (pod) ({series('splice_decode_local_prefill_waiting')})", "{{pod}}, waiting or computed"),
-               (f"sum by (pod) ({series('splice_decode_local_prefill_pages_used')})", "{{pod}}, pages in use")]),
+               (f"sum by (pod) ({series('splice_decode_cached_pages')})", "{{pod}}, cached pages")]),
         panel("Tokens decoded by worker", "short", [(total("splice_generation_tokens_total", "pod", component="decode"), "{{pod}}")], "Per second."),
         panel("Sequences that gave way for want of pages", "short",
               [(total("splice_num_preemptions_total", "pod"), "{{pod}}, per second"),

@@ -70,17 +70,17 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
   return endpoint;
 }
 
-// Makes what shares the pool with the engine: a prefill engine's part, or kept prompts.
+// Makes what shares the pool with the engine: kept prompts, unless a prefill worker keeps conversations there. The
+// prefill engine of a local prefill evicts them later, beside its own cache.
 engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& options) {
   engine::DecodeEngineOptions engine_options = options.engine;
   if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())
     engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
-  if (options.shares_pool) {
-    shared_ = std::make_shared<engine::SharedPool>(*pool_, engine_options.turns);
-    engine_options.shared = shared_;
-  } else {
+  shared_ = std::make_shared<engine::SharedPool>(*pool_, engine_options.turns);
+  engine_options.shared = shared_;
+  if (!options.shares_pool) {
     kept_ = std::make_unique<KeptPrompts>(options.sessions, *pool_, metrics_);
-    engine_options.make_room = [kept = kept_.get()](int64_t num_pages) { return kept->MakeRoom(num_pages); };
+    shared_->AttachCache({.make_room = [kept = kept_.get()](int64_t num_pages) { return kept->MakeRoom(num_pages); }});
   }
   engine_options.fidelity.report = [metrics = std::make_shared<wire::FidelityMetrics>(metrics_, "decode")](
                                        std::string_view selector, const engine::LogitAgreement& agreement,
@@ -105,14 +105,14 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,
                           MakeTracer(options.trace, "splice-decode", endpoint.worker_id(), server->metrics_));
   server->service_ = std::make_unique<DecodeService>(
-      *server->engine_,
-      ReservationPools{*server->pool_, server->landing_.get(), server->shared_.get(), server->kept_.get()}, endpoint,
+      *server->engine_, ReservationPools{*server->shared_, server->landing_.get(), server->kept_.get()}, endpoint,
       service_options, server->metrics_, *server->tracer_);
   std::vector<grpc::Service*> services = {server->service_.get()};
   if (options.local_prefill.enabled()) {
     const local_prefill::DecodeHost self{.model = model,
                                          .transport = *server->transport_,
-                                         .turns = engine_options.turns,
+                                         .pool = server->shared_,
+                                         .reclaim = [kept = server->kept_.get()] { return kept->EvictOne(); },
                                          .metrics = server->metrics_,
                                          .tracer = *server->tracer_,
                                          .tls = options.tls,

@@ -36,7 +36,7 @@ struct DecodeServerOptions {
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;
   local_prefill::LocalPrefillOptions local_prefill;
-  // A prefill worker of this process will compute in the pool (shared()).
+  // A prefill worker of this process will compute in the pool (shared()). Not with local_prefill, which does so itself.
   bool shares_pool = false;
   // Prompts of conversations that stay in the pool. With shares_pool the prefill worker keeps them in the same pool,
   // and this worker keeps none.
@@ -62,7 +62,7 @@ class DecodeServer {
   std::string grpc_address() const { return host_->grpc_address(); }  // where it listens
   std::string metrics_address() const { return host_->metrics_address(); }
   const engine::PagePool& pool() const { return *pool_; }
-  const std::shared_ptr<engine::SharedPool>& shared() const { return shared_; }  // null: shares_pool is false
+  const std::shared_ptr<engine::SharedPool>& shared() const { return shared_; }
   transport::KvTransport& transport() { return *transport_; }
   std::span<std::byte> memory() { return {memory_->data(), memory_->size()}; }  // as its endpoint describes it
   std::shared_ptr<grpc::Channel> InProcessChannel() { return host_->InProcessChannel(); }
@@ -82,7 +82,7 @@ class DecodeServer {
   std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   std::unique_ptr<engine::PagePool> pool_;
   std::shared_ptr<engine::SharedPool> shared_;
-  std::unique_ptr<KeptPrompts> kept_;          // outlives the engine, which evicts from it
+  std::unique_ptr<KeptPrompts> kept_;          // outlives the engines, which evict from it
   std::unique_ptr<engine::PagePool> landing_;  // memory_ as pages, with a pool on a GPU
   std::unique_ptr<DecodeService> service_;     // outlives the engine, whose callbacks reach it
   std::unique_ptr<engine::DecodeEngine> engine_;

@@ -42,7 +42,7 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
                              const Tracer& tracer)
     : tracer_(tracer),
       engine_(engine),
-      pool_(pools.pool),
+      pool_(pools.pool()),
       pools_(pools),
       options_(options),
       endpoint_(endpoint),
@@ -53,7 +53,9 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
       waiting_(metrics.Gauge(metric::kNumRequestsWaiting, "Sequences reserved or waiting for a place in the batch.")),
       kv_usage_(metrics.Gauge(metric::kKvCacheUsagePerc, "Share of KV pages in use, 0 to 1.")),
       leases_(metrics.Gauge(metric::kKvLeasesOutstanding, "Tickets that a prefill worker may still write to.")),
-      pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are not free.")),
+      pages_used_(metrics.Gauge("splice_kv_pages_used", "KV pages that are neither free nor only cached.")),
+      pages_cached_(metrics.Gauge("splice_decode_cached_pages",
+                                  "KV pages of conversations and prefixes that give way to sequences.")),
       pages_quarantined_(
           metrics.Gauge("splice_kv_tickets_quarantined", "Given-up tickets whose writer is not known to be quiet.")),
       tickets_stuck_(metrics.Gauge("splice_kv_tickets_stuck",
@@ -101,11 +103,13 @@ void DecodeService::Drain(std::chrono::steady_clock::time_point deadline) {
 void DecodeService::UpdateGauges() {
   const engine::DecodeLoad load = engine_.load();
   const TicketCounts counts = tickets_.counts();
-  const double used = static_cast<double>(pool_.num_pages() - NumFreePages(load));
+  const int64_t available = pool_.num_available();
+  const double used = static_cast<double>(pool_.num_pages() - available);
   running_.Set(static_cast<double>(load.running));
   waiting_.Set(static_cast<double>(load.waiting + counts.reserved));
   kv_usage_.Set(used / static_cast<double>(std::max<int64_t>(1, pool_.num_pages())));
   pages_used_.Set(used);
+  pages_cached_.Set(static_cast<double>(available - pool_.num_free()));
   leases_.Set(static_cast<double>(counts.reserved + counts.quarantined));
   pages_quarantined_.Set(static_cast<double>(counts.quarantined));
   tickets_stuck_.Set(static_cast<double>(counts.stuck));
@@ -139,7 +143,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   *response->mutable_model() = wire::IdentityOf(model);
   response->set_running_sequences(static_cast<uint32_t>(load.running + load.waiting));
   response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
-  response->set_free_pages(static_cast<uint64_t>(NumFreePages(load)));
+  response->set_free_pages(static_cast<uint64_t>(pool_.num_available()));
   response->set_total_pages(static_cast<uint64_t>(pool_.num_pages()));
   response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
   response->set_step_seconds(load.step_s);
@@ -164,13 +168,6 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
     call->End(status, engine_.load().step_s);
   });
   return call->reactor();
-}
-
-// KV that is only cached goes when a sequence needs its pages: kept prompts, or a prefill engine's in a shared pool.
-int64_t DecodeService::NumFreePages(const engine::DecodeLoad& load) const {
-  if (pools_.kept != nullptr) return pools_.kept->NumFreePages();
-  if (pools_.shared == nullptr) return pool_.num_free();
-  return std::max(pool_.num_free(), pool_.num_pages() - load.held_pages);
 }
 
 absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, Grammar grammar, v1::Ticket& response) {
@@ -341,6 +338,7 @@ grpc::ServerUnaryReactor* DecodeService::Release(grpc::CallbackServerContext* co
   if (!id.ok()) return wire::Answer(context, id.status());
   tickets_.Release(*id, request->generation(), request->writer_quiet(),
                    Errorf(absl::StatusCode::kCancelled, "released: {}", request->reason()));
+  pools_.shared.PagesFreed();
   return wire::Answer(context, absl::OkStatus());
 }
 

@@ -73,7 +73,6 @@ class DecodeService final : public v1::Decode::CallbackService {
     Span span;  // span of the commit
   };
 
-  int64_t NumFreePages(const engine::DecodeLoad& load) const;
   absl::Status DoReserve(const v1::ReserveRequest& request, Grammar grammar, v1::Ticket& response);
   absl::Status DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done, Span span);
   void CountRefusal(const absl::Status& status);
@@ -103,6 +102,7 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Gauge& kv_usage_;
   prometheus::Gauge& leases_;
   prometheus::Gauge& pages_used_;
+  prometheus::Gauge& pages_cached_;
   prometheus::Gauge& pages_quarantined_;
   prometheus::Gauge& tickets_stuck_;
   prometheus::Counter& writers_cut_;

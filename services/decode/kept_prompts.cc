@@ -46,25 +46,12 @@ void KeptPrompts::Keep(const Conversation& turn, const engine::SequenceKv& kv, i
   table_.Keep(turn.id(), blocks, methods::kExact, std::move(kept), Clock::now());
 }
 
-bool KeptPrompts::MakeRoom(std::span<const int64_t> counts, int64_t found) {
-  if (pool_.HasFree(counts)) return true;
-  // A reservation that is refused all the same must not cost conversations their KV.
-  const int64_t needed = *std::max_element(counts.begin(), counts.end()) * static_cast<int64_t>(counts.size());
-  if (NumFreePages() - found < needed) return false;
-  while (!pool_.HasFree(counts)) {
-    if (!table_.EvictOne()) return false;
-  }
-  return true;
-}
-
 bool KeptPrompts::MakeRoom(int64_t num_pages) {
   while (pool_.num_free() < num_pages) {
     if (!table_.EvictOne()) return false;
   }
   return true;
 }
-
-int64_t KeptPrompts::NumFreePages() const { return pool_.num_free() + table_.NumUnshared(); }
 
 void KeptPrompts::CountHeld(int64_t tokens) { held_tokens_.Increment(static_cast<double>(tokens)); }
 

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <span>
 
 #include "services/base/metrics.h"
 #include "services/decode/conversation.h"
@@ -17,8 +16,8 @@ struct KeptPromptsOptions {
   std::chrono::milliseconds lease{600'000};  // how long after a turn they are kept
 };
 
-// Kept pages count as free: they give way to reservations and to running sequences as soon as these need pages. Any
-// thread.
+// Kept pages are available (PagePool): they give way to reservations and to running sequences as soon as these need
+// pages, in the order of PageBudget if the worker also caches prefixes. Any thread.
 class KeptPrompts {
  public:
   // `pool` and `metrics` outlive it.
@@ -30,13 +29,11 @@ class KeptPrompts {
   // have been decoded over chosen tokens. Does nothing if `kv` lacks pages.
   void Keep(const Conversation& turn, const engine::SequenceKv& kv, int64_t exact_tokens);
 
-  // Evicts until the pool has `counts` pages [rank] free. False: it cannot, and nothing was evicted. `found`: pages
-  // that the caller has from Find and goes on to use.
-  bool MakeRoom(std::span<const int64_t> counts, int64_t found);
+  // Evicts one conversation. False: there is none.
+  bool EvictOne() { return table_.EvictOne(); }
   // Evicts until `num_pages` are free. False: nothing is left to evict.
   bool MakeRoom(int64_t num_pages);
 
-  int64_t NumFreePages() const;  // free pages of the pool, kept ones included
   // Counts tokens of a prompt that landed which were not sent.
   void CountHeld(int64_t tokens);
   // Also drops what is kept for longer than the lease.

@@ -91,7 +91,7 @@ absl::Status Shorten(Ticket& ticket, const v1::CommitRequest& request) {
 // The prompt in the pages in which it was computed.
 absl::Status TakeInPlace(Ticket& ticket, const v1::CommitRequest& request, const ReservationPools& pools) {
   if (!ticket.in_place && !request.in_place()) return absl::OkStatus();
-  const auto given = ticket.in_place && pools.shared != nullptr ? pools.shared->Take(ticket.id) : nullptr;
+  const auto given = ticket.in_place ? pools.shared.Take(ticket.id) : nullptr;
   if (given == nullptr || !request.in_place())
     return InvalidArgument("commit of a ticket that is{} in place, and {} was handed over in this process",
                            ticket.in_place ? "" : " not", given == nullptr ? "nothing" : "its KV");
@@ -177,9 +177,9 @@ absl::Status LandPrompt(Ticket& ticket, const v1::CommitRequest& request, const 
     std::vector<const std::byte*> from;
     from.reserve(pages.size());
     for (const int32_t page : ticket.landing->AllPages()) from.push_back(pools.landing->view().k(page));
-    SPLICE_RETURN_IF_ERROR(pools.pool.WritePagesFrom(pages, from));
+    SPLICE_RETURN_IF_ERROR(pools.pool().WritePagesFrom(pages, from));
   }
-  SPLICE_RETURN_IF_ERROR(Verify(ticket, request, pages, pools.pool, damaged));
+  SPLICE_RETURN_IF_ERROR(Verify(ticket, request, pages, pools.pool(), damaged));
   ticket.landing.reset();
   return absl::OkStatus();
 }

@@ -16,6 +16,16 @@ namespace {
 // Limit for work that ends by itself after the engine has stopped: a push's last copies, and a call inside the process.
 constexpr std::chrono::seconds kEndTimeout{15};
 
+absl::Status CheckPool(const LocalPrefillOptions& options, const engine::PagePool& pool, const engine::Model& model) {
+  // A page for the answer, without which no prompt is let in.
+  const int64_t pages = pool.num_pages() / engine::KvShapeOf(model.config()).num_streams() - 1;
+  if (pages * kernels::kPageTokens >= int64_t{options.max_new_tokens}) return absl::OkStatus();
+  return InvalidArgument(
+      "local prefill: the page pool holds prompts of {} tokens at most; --local-prefill-tokens {} needs a larger one "
+      "(--kv-bytes)",
+      std::max<int64_t>(0, pages) * kernels::kPageTokens, options.max_new_tokens);
+}
+
 }  // namespace
 
 // The part of the prefill service that a decode worker serves; the rest is Unimplemented.
@@ -45,30 +55,25 @@ LocalPrefill::LocalPrefill(const LocalPrefillOptions& options, const DecodeHost&
       host_(host),
       worker_id_(host.worker_id + "/local"),
       waiting_(host.metrics.Gauge("splice_decode_local_prefill_waiting",
-                                  "Prompts that are queued or computed on the decode worker itself.")),
-      pages_used_(host.metrics.Gauge("splice_decode_local_prefill_pages_used",
-                                     "KV pages of the local prefill that are not free, cached prefixes included.")) {}
+                                  "Prompts that are queued or computed on the decode worker itself.")) {}
 
 absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPrefillOptions& options,
                                                                    const DecodeHost& host) {
   auto local = std::unique_ptr<LocalPrefill>(new LocalPrefill(options, host));
   const engine::Model& model = *host.model;
-  absl::StatusOr<int32_t> num_pages = wire::PagesOfPool(options.kv_bytes, model);
-  if (!num_pages.ok()) return Annotate(num_pages.status(), "local prefill");
-  const bool on_host = model.backend().host_memory();
-  if (on_host) {
-    // Registered, so that the store can write into it.
-    SPLICE_ASSIGN_OR_RETURN(local->memory_,
-                            host.transport.Allocate(static_cast<uint64_t>(*num_pages) * model.page_bytes()));
-  } else {
-    SPLICE_ASSIGN_OR_RETURN(local->device_memory_, engine::AllocateKvMemory(model, *num_pages));
-  }
-  const engine::KvPartitions pages =
-      on_host ? engine::PartitionHostMemory(model, local->memory_->data(), *num_pages) : local->device_memory_->pages;
+  SPLICE_RETURN_IF_ERROR(CheckPool(options, host.pool->pool(), model));
   engine::PrefillEngineOptions engine;
+  engine.shared = host.pool;
+  engine.turns = host.pool->turns();
+  engine.slice_tokens = options.slice_tokens;
   engine.executor.max_rows = options.slice_tokens;
+  // Slices are small here: a decode step that shares a pass must not take the rows of its slice.
+  if (engine.turns != nullptr)
+    engine.executor.max_rows += engine::PagesFor(host.pool->max_decode_rows()) * kernels::kPageTokens;
   engine.executor.num_threads = options.num_threads;
-  engine.turns = host.turns;
+  engine.reclaim = host.reclaim;
+  engine.session_share = options.session_share;
+  engine.session_lease = options.session_lease;
   engine.fetch_by_cost = options.fetch_by_cost;
   engine.canonical_prefill = false;  // background work that no client waits for must not run beside decoding sequences
   engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
@@ -81,15 +86,9 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
     SPLICE_ASSIGN_OR_RETURN(engine.store, chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
   }
   absl::StatusOr<std::unique_ptr<engine::PrefillEngine>> created =
-      engine::PrefillEngine::Create(host.model, pages, engine);
+      engine::PrefillEngine::Create(host.model, host.pool->pool().view(), engine);
   if (!created.ok()) return Annotate(created.status(), "local prefill");
   local->engine_ = *std::move(created);
-  if (local->engine_->max_prompt_tokens() < static_cast<int64_t>(options.max_new_tokens)) {
-    local->engine_->Stop();
-    return InvalidArgument(
-        "local prefill of up to {} tokens needs a larger pool: that of {} bytes holds {} (--local-prefill-kv-bytes)",
-        options.max_new_tokens, options.kv_bytes, local->engine_->max_prompt_tokens());
-  }
   prefill::PeerOptions peers;
   peers.open_memory = [l = local.get()](const transport::RemoteMemory&) {
     return transport::MakeOwnMemoryChannel(l->own_memory_);
@@ -105,6 +104,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
                                   .epoch = host.epoch,
                                   .fidelity = {0, 0},  // as canonical_prefill: nobody waits for a comparison
                                   .max_computed_tokens = int64_t{options.max_new_tokens} + kernels::kPageTokens,
+                                  .shared = host.pool,
                                   .grammars = options.grammars},
       host.metrics, host.tracer);
   local->cache_streams_ = std::make_unique<prefill::CacheStreams>(local->cache_events_, host.epoch);
@@ -123,10 +123,11 @@ absl::Status LocalPrefill::Connect(const v1::DecodeEndpoint& endpoint, std::span
   std::promise<absl::StatusOr<std::shared_ptr<const prefill::Peer>>> connected;
   SPLICE_RETURN_IF_ERROR(peers_->Connect(endpoint, [&](auto peer) { connected.set_value(std::move(peer)); }));
   SPLICE_ASSIGN_OR_RETURN(own_, connected.get_future().get());
+  host_.pool->set_writer_epoch(host_.epoch);
   log::Info("decode.local_prefill_ready", log::F("worker", worker_id_),
             log::F("max_new_tokens", options_.max_new_tokens),
             log::F("max_prompt_tokens", engine_->max_prompt_tokens()), log::F("slice_tokens", options_.slice_tokens),
-            log::F("tokens_per_s", engine_->load().tokens_per_s), log::F("carrier", own_->carrier()),
+            log::F("tokens_per_s", engine_->load().tokens_per_s),
             log::F("store", options_.store_address.empty() ? std::string("none") : options_.store_address));
   return absl::OkStatus();
 }
@@ -149,7 +150,6 @@ void LocalPrefill::Describe(v1::LocalPrefill& info) const {
 void LocalPrefill::UpdateGauges() {
   core_->UpdateGauges();
   waiting_.Set(static_cast<double>(engine_->load().queued_requests));
-  pages_used_.Set(static_cast<double>(engine_->pool().num_pages() - engine_->pool().num_free()));
 }
 
 void LocalPrefill::Drain(std::chrono::steady_clock::time_point deadline) {

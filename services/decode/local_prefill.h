@@ -1,14 +1,14 @@
 // Prefill on a decode worker: short prompts, computed between the steps of its running sequences, so that they need not
-// queue behind long prompts of the prefill pool. Engine and code are those of a prefill worker (prefill_core); the KV
-// reaches the tickets' pages by a copy inside the process.
+// queue behind long prompts of the prefill pool. Engine and code are those of a prefill worker (prefill_core). It
+// computes in the worker's page pool: prompts change hands in place, as in `splice serve` (docs/decisions/0008).
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -32,20 +32,21 @@ struct LocalPrefillOptions {
   // Longest prompt to compute here, in tokens that have no KV yet; 0: none.
   uint32_t max_new_tokens = 0;
   bool enabled() const { return max_new_tokens > 0; }
-  // Bytes of a page pool of its own, for prompts while they are computed, and then for their prefixes.
-  uint64_t kv_bytes = 256ull << 20;
   int32_t slice_tokens = 128;  // rows between two decode steps: running sequences wait for one slice
   int32_t num_threads = 0;     // 0: one per core
   std::string store_address;   // as for a prefill worker; empty: none
   bool fetch_by_cost = false;  // engine::PrefillEngineOptions::fetch_by_cost
+  double session_share = 0.5;  // engine::PrefillEngineOptions::session_share and session_lease
+  std::chrono::milliseconds session_lease{600'000};
   std::shared_ptr<grammar::GrammarCache> grammars;  // as for a prefill worker
 };
 
-// The decode worker that hosts it. Everything except the strings must outlive it.
+// The decode worker that hosts it. The references, and what `reclaim` uses, must outlive it.
 struct DecodeHost {
   std::shared_ptr<const engine::Model> model;
-  transport::KvTransport& transport;  // for the store, and to register the pages
-  std::shared_ptr<engine::StepTurns> turns;
+  transport::KvTransport& transport;         // for the store; the pool's host memory is registered with it
+  std::shared_ptr<engine::SharedPool> pool;  // the decode engine is attached
+  std::function<bool()> reclaim;             // engine::PrefillEngineOptions::reclaim
   Metrics& metrics;
   const Tracer& tracer;
   std::shared_ptr<const PeerTls> tls;  // for calls to the store
@@ -53,11 +54,11 @@ struct DecodeHost {
   uint64_t epoch = 0;
 };
 
-// Owns engine, pages and threads. Call Stop() before destruction. Order at the end: Drain while the worker's server
+// Owns engine and threads. Call Stop() before destruction. Order at the end: Drain while the worker's server
 // still answers (running prompts release their tickets there), then stop the server, then Stop.
 class LocalPrefill {
  public:
-  // InvalidArgument: a pool that holds fewer tokens than max_new_tokens.
+  // InvalidArgument: a pool that does not hold a prompt of max_new_tokens and the start of its answer.
   static absl::StatusOr<std::unique_ptr<LocalPrefill>> Create(const LocalPrefillOptions& options,
                                                               const DecodeHost& host);
   ~LocalPrefill();
@@ -65,8 +66,8 @@ class LocalPrefill {
   // Register it with the worker's server: Prefill.Run, RevokeTicket and WatchCache.
   grpc::Service& service();
 
-  // Call before the first Run. Connects to the worker's pages (`memory` is the memory that `endpoint` describes) and to
-  // its service.
+  // Call before the first Run. Connects to the worker's service, which answers reservations for this writer in place
+  // from then on. `memory` is the memory that `endpoint` describes.
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, std::span<std::byte> memory,
                        std::shared_ptr<grpc::Channel> decode);
 
@@ -77,8 +78,6 @@ class LocalPrefill {
   void Drain(std::chrono::steady_clock::time_point deadline);
   void Stop();  // idempotent
 
-  const engine::PagePool& pool() const { return engine_->pool(); }
-
  private:
   class Service;
   LocalPrefill(const LocalPrefillOptions& options, const DecodeHost& host);
@@ -86,8 +85,6 @@ class LocalPrefill {
   const LocalPrefillOptions options_;
   const DecodeHost host_;
   const std::string worker_id_;
-  std::unique_ptr<transport::RegisteredMemory> memory_;  // the pages of a model on the host
-  std::optional<engine::KvMemory> device_memory_;        // the pages of a model on GPUs
   prefill::CacheEvents cache_events_;
   std::unique_ptr<prefill::CacheStreams> cache_streams_;
   prefill::TicketGuard tickets_{{}, Clock::Real()};  // referenced by the engine and by the push thread
@@ -102,7 +99,6 @@ class LocalPrefill {
   std::atomic<bool> draining_{false};
 
   prometheus::Gauge& waiting_;
-  prometheus::Gauge& pages_used_;
 };
 
 }  // namespace spl::local_prefill

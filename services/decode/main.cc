@@ -17,7 +17,6 @@ int main(int argc, char** argv) {
                           spl::decode::DecodeServerOptions options;
                           spl::TakeCommonFlags(flags, *model, options);
                           options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
-                          options.local_prefill.kv_bytes = flags.local_prefill_kv_bytes;
                           options.itl_target =
                               spl::engine::StepTurns::TargetOf(flags.itl_target_ms, model->backend().host_memory());
                           options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
@@ -26,6 +25,8 @@ int main(int argc, char** argv) {
                           options.local_prefill.fetch_by_cost = flags.fetch == "cost";
                           options.sessions.share = flags.session_share;
                           options.sessions.lease = flags.session_lease();
+                          options.local_prefill.session_share = flags.session_share;
+                          options.local_prefill.session_lease = flags.session_lease();
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.parked_bytes = flags.parked_bytes;
                           options.engine.fidelity.share = flags.fidelity_share;

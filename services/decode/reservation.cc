@@ -106,19 +106,18 @@ struct Choice {
 
 // Finds and makes room in the pool for one ticket.
 struct PoolRoom {
-  engine::PagePool& pool;
-  KeptPrompts* kept;                      // null: none
-  engine::SessionTable::Match held = {};  // pages that the ticket need not take
+  engine::SharedPool& shared;
+  std::unique_ptr<engine::SequenceKv> held;  // pages that the ticket need not take; null: none
   bool in_place = false;
 
-  int64_t num_ranks() const { return pool.view().num_ranks(); }
-  int64_t num_held() const { return held.kv == nullptr ? 0 : int64_t{held.num_pages} * held.kv->shape().num_streams(); }
-  // Whether the pool has `needed` pages [rank] for the ticket, held ones included. Kept prompts give way. In place
+  int64_t num_held() const { return held == nullptr ? 0 : held->num_pages(); }
+  // Whether the pool has `needed` pages [rank] for the ticket, held ones included. Cached KV gives way. In place
   // nothing is reserved: the pool must be large enough.
   bool Fits(std::vector<int64_t> needed) const {
-    if (in_place) return *std::max_element(needed.begin(), needed.end()) <= pool.view().pages_per_rank();
-    for (int64_t& pages : needed) pages -= num_held() / num_ranks();
-    return kept == nullptr ? pool.HasFree(needed) : kept->MakeRoom(needed, num_held());
+    const engine::KvPartitions& pool = shared.pool().view();
+    if (in_place) return *std::max_element(needed.begin(), needed.end()) <= pool.pages_per_rank();
+    for (int64_t& pages : needed) pages -= num_held() / pool.num_ranks();
+    return shared.MakeRoom(needed);
   }
 };
 
@@ -136,7 +135,7 @@ int64_t PagesToChoose(engine::TokenSelector& selector, const engine::KvShape& sh
 absl::StatusOr<Choice> ChooseSelector(const Ticket& ticket, const engine::ReuseOptions& reuse,
                                       const engine::Model& model, const PoolRoom& place,
                                       const std::vector<int64_t>& without) {
-  const engine::PagePool& pool = place.pool;
+  const engine::PagePool& pool = place.shared.pool();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   // The policy's omissions are not known yet: reserves room for everything.
   const auto choice_of = [&](const engine::DecodeOptions& options) -> absl::StatusOr<Choice> {
@@ -195,12 +194,16 @@ void DescribePages(const Ticket& ticket, v1::Ticket& response) {
   response.set_num_kv_heads(static_cast<uint32_t>(ticket.kv->shape().num_kv_heads));
 }
 
-// With the pages that are kept of the prompt, if its writer does not send them.
+// With the pages that are kept of the prompt, if its writer does not send them. Owns them: they are not evicted to make
+// room for the rest.
 PoolRoom PlaceOf(const v1::ReserveRequest& request, const ReservationPools& pools, Ticket& ticket) {
-  PoolRoom place{.pool = pools.pool, .kept = pools.kept, .in_place = ticket.in_place};
-  if (ticket.conversation.has_value() && request.writer().skips_held())
-    place.held = pools.kept->Find(*ticket.conversation, ticket.prompt_tokens);
-  ticket.held_pages = place.held.num_pages;
+  PoolRoom place{.shared = pools.shared, .held = nullptr, .in_place = ticket.in_place};
+  if (!ticket.conversation.has_value() || !request.writer().skips_held() || ticket.in_place) return place;
+  const engine::SessionTable::Match kept = pools.kept->Find(*ticket.conversation, ticket.prompt_tokens);
+  if (kept.num_pages == 0) return place;
+  place.held = std::make_unique<engine::SequenceKv>(pools.pool(), kept.kv->shape());
+  place.held->AppendLeading(*kept.kv, kept.num_pages);
+  ticket.held_pages = kept.num_pages;
   return place;
 }
 
@@ -208,13 +211,14 @@ PoolRoom PlaceOf(const v1::ReserveRequest& request, const ReservationPools& pool
 
 absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest& request, const engine::Model& model,
                                                         const ReservationPools& pools, v1::Ticket& response) {
-  engine::PagePool& pool = pools.pool;
+  engine::PagePool& pool = pools.pool();
   const engine::KvShape shape = engine::KvShapeOf(model.config());
   const engine::ReuseOptions reuse = wire::FromProto(request.reuse());
   SPLICE_ASSIGN_OR_RETURN(auto ticket, ReadRequest(request, reuse, model));
-  ticket->in_place = pools.shared != nullptr && request.writer().epoch() != 0 &&
-                     request.writer().epoch() == pools.shared->writer_epoch();
-  if (pools.kept != nullptr && ticket->classes == nullptr && !ticket->in_place) {
+  ticket->in_place = request.writer().epoch() != 0 && request.writer().epoch() == pools.shared.writer_epoch();
+  if (!ticket->in_place && pools.shared.PromptsWait())
+    return absl::ResourceExhaustedError("prompts that this worker computes itself wait for KV pages");
+  if (pools.kept != nullptr && ticket->classes == nullptr) {
     SPLICE_ASSIGN_OR_RETURN(ticket->conversation, ReadConversation(request));
   }
   const int64_t tokens = ticket->prompt_tokens;
@@ -227,7 +231,7 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
   std::vector<int64_t> without = room.of_rank;
   const int64_t growth = 1 + static_cast<int64_t>(ticket->replay.size()) / kernels::kPageTokens;
   for (int64_t& pages : without) pages += growth * (shape.num_streams() / num_ranks) * ticket->sampling.num_forks;
-  const PoolRoom place = PlaceOf(request, pools, *ticket);
+  PoolRoom place = PlaceOf(request, pools, *ticket);
   SPLICE_ASSIGN_OR_RETURN(const Choice choice, ChooseSelector(*ticket, reuse, model, place, without));
   ticket->decode = choice.options;
   if (choice.falls_back) response.set_decode_selector(choice.options.selector);
@@ -240,10 +244,11 @@ absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest
     return ticket;
   }
   if (!place.Fits(choice.needed))
-    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are free",
-                  Sum(choice.needed) - place.num_held(), pool.num_free(), pool.num_pages());
-  ticket->kv = std::make_unique<engine::SequenceKv>(pool, shape, room.compressed ? ticket->classes : nullptr);
-  if (ticket->held_pages > 0) ticket->kv->AppendLeading(*place.held.kv, ticket->held_pages);
+    return Errorf(absl::StatusCode::kResourceExhausted, "{} KV pages are needed, {} of {} are available",
+                  Sum(choice.needed) - place.num_held(), pool.num_available(), pool.num_pages());
+  ticket->kv = std::move(place.held);  // without classes
+  if (ticket->kv == nullptr)
+    ticket->kv = std::make_unique<engine::SequenceKv>(pool, shape, room.compressed ? ticket->classes : nullptr);
   SPLICE_RETURN_IF_ERROR(ticket->kv->Reserve(tokens));
   if (room.compressed) {
     SPLICE_ASSIGN_OR_RETURN(ticket->spare, engine::SparePages::Reserve(pool, room.spares));

@@ -16,10 +16,11 @@ namespace spl::decode {
 
 // The pools in which pages are reserved. All outlive the call.
 struct ReservationPools {
-  engine::PagePool& pool;
-  engine::PagePool* landing = nullptr;   // host memory in front of a pool on a GPU; null: prompts arrive in the pool
-  engine::SharedPool* shared = nullptr;  // null: no prefill worker of this process computes in `pool`
-  KeptPrompts* kept = nullptr;  // prompts of conversations in `pool`, which give way to reservations; null: none
+  engine::SharedPool& shared;
+  engine::PagePool* landing = nullptr;  // host memory in front of a pool on a GPU; null: prompts arrive in the pool
+  KeptPrompts* kept = nullptr;          // prompts of conversations in the pool; null: none
+
+  engine::PagePool& pool() const { return shared.pool(); }
 };
 
 // Returns a ticket with its pages: KV of the prompt, spare pages for heads that may be restored, compact pages for
@@ -33,11 +34,12 @@ struct ReservationPools {
 // only: nothing can evict what the response says is held.
 //
 // A ticket whose writer shares the pool is in place: it takes no pages, because the writer computes the prompt in pages
-// of the same pool, which it finds when the prompt begins.
+// of the same pool, which it finds when the prompt begins. All others take theirs now, and KV that is only cached in
+// the pool is evicted for them.
 //
 // InvalidArgument: the message names the field and its range, or the prompt is larger than the pool. ResourceExhausted:
-// not enough free pages now. FailedPrecondition, Unimplemented: the policy or the decode method, as CheckRecoveryPolicy
-// and MakeTokenSelector.
+// not enough pages now, or earlier prompts wait for pages of the pool. FailedPrecondition, Unimplemented: the policy or
+// the decode method, as CheckRecoveryPolicy and MakeTokenSelector.
 absl::StatusOr<std::unique_ptr<Ticket>> MakeReservation(const v1::ReserveRequest& request, const engine::Model& model,
                                                         const ReservationPools& pools, v1::Ticket& response);
 

@@ -95,9 +95,6 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   AddByteSizeOption(
       app, "--parked-bytes", flags.parked_bytes,
       "host memory for the KV of preempted sequences; if it is full, the router restarts them on another worker");
-  AddByteSizeOption(app, "--local-prefill-kv-bytes", flags.local_prefill_kv_bytes,
-                    "size of the page pool for --local-prefill-tokens, in addition to --kv-bytes: running prompts and "
-                    "cached prefixes");
   app.add_option(
          "--itl-target-ms", flags.itl_target_ms,
          "with --local-prefill-tokens: longest time between two tokens while prompts are computed here, if a slice and "
@@ -192,9 +189,9 @@ absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags
   KvPoolNeed need = NeedOfPool(role == WorkerRole::kDecode ? "decode" : "prefill", flags.kv_bytes, model, executor);
   if (role == WorkerRole::kDecode && flags.local_prefill_tokens > 0) {
     engine::ExecutorOptions local;
-    local.max_rows = flags.local_prefill_slice_tokens;
-    need.other_bytes +=
-        engine::WorkspaceBytes(model, local) + flags.local_prefill_kv_bytes / static_cast<uint64_t>(model.num_ranks());
+    // A pass may take a decode step along.
+    local.max_rows = flags.local_prefill_slice_tokens + engine::PagesFor(flags.max_sequences) * kernels::kPageTokens;
+    need.other_bytes += engine::WorkspaceBytes(model, local);
   }
   SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(model, {&need, 1}));
   flags.kv_bytes = bytes[0];

@@ -71,14 +71,13 @@ struct WorkerFlags {
   int32_t tp = 1;
   std::optional<uint64_t> kv_bytes;  // for all ranks together; nullopt: auto, which RunWorker replaces by a size
   int32_t num_threads = 0;
-  int32_t max_sequences = 64;                      // decode only
-  bool no_async_scheduling = false;                // decode only
-  bool no_step_costs = false;                      // decode only
-  uint32_t local_prefill_tokens = 0;               // decode only
-  uint64_t local_prefill_kv_bytes = 256ull << 20;  // decode only
-  uint64_t parked_bytes = 4ull << 30;              // decode only
-  int32_t local_prefill_slice_tokens = 128;        // decode only
-  std::optional<int64_t> itl_target_ms;            // decode only: engine::StepTurns, with local prefill
+  int32_t max_sequences = 64;                // decode only
+  bool no_async_scheduling = false;          // decode only
+  bool no_step_costs = false;                // decode only
+  uint32_t local_prefill_tokens = 0;         // decode only
+  uint64_t parked_bytes = 4ull << 30;        // decode only
+  int32_t local_prefill_slice_tokens = 128;  // decode only
+  std::optional<int64_t> itl_target_ms;      // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;
   double quality_share = 0.05;  // for requests with a contract; prefill
   double session_share = 0.5;

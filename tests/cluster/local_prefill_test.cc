@@ -137,7 +137,7 @@ TEST_F(LocalPrefillTest, ShortPromptsDoNotWaitForThePool) {
       const json near = Ask(RandomIds(static_cast<uint32_t>(length), length));
       EXPECT_EQ(near["prefill"], "local") << length;
       EXPECT_EQ(near["workers"]["prefill"], near["workers"]["decode"]);
-      EXPECT_EQ(near["transport"], "memory");
+      EXPECT_EQ(near["transport"], "in place");
       EXPECT_EQ(near["tokens"]["computed"], length);
     }
     const auto grpc = cli::MakeGrpcGenerator({.url = "grpc://" + cluster_->grpc()});

@@ -146,11 +146,15 @@ double PagesUsed(const Process& worker) {
 TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
   const uint32_t seed = SeededRandom("option combinations")();
   // Pools of a few thousand tokens: several answers of some requests do not fit beside each other.
-  const auto cluster = ProcessCluster::Start({.model_dir = kTinyModel,
-                                              .num_decode = 2,
-                                              .prefill_flags = {"--kv-bytes", "96MiB"},
-                                              .decode_flags = {"--kv-bytes", "40MiB"},
-                                              .router_flags = {}});
+  // With every other seed decode workers also compute prompts, in the same pool.
+  const std::string local_tokens = seed % 2 == 0 ? "1024" : "0";
+  std::printf("--local-prefill-tokens %s\n", local_tokens.c_str());
+  const auto cluster =
+      ProcessCluster::Start({.model_dir = kTinyModel,
+                             .num_decode = 2,
+                             .prefill_flags = {"--kv-bytes", "96MiB"},
+                             .decode_flags = {"--kv-bytes", "40MiB", "--local-prefill-tokens", local_tokens},
+                             .router_flags = {}});
   ASSERT_NE(cluster, nullptr);
   ASSERT_TRUE(cluster->WaitReady());
   const json reference = {{"prompt", Document(0)},

@@ -197,8 +197,7 @@ class ChartTest(unittest.TestCase):
         local = {"decode": {"localPrefill": {"tokens": 512, "sliceTokens": 64}}}
         sets, documents = workloads(local)
         flags = dict(a.split("=", 1) for a in arguments(sets["splice-decode"]))
-        self.assertEqual([flags["--local-prefill-" + f] for f in ("tokens", "kv-bytes", "slice-tokens")],
-                         ["512", "256MiB", "64"])
+        self.assertEqual([flags["--local-prefill-" + f] for f in ("tokens", "slice-tokens")], ["512", "64"])
         self.assertIn("--store=" + flags["--store"], arguments(sets["splice-prefill"]))
         self.assertFalse([a for a in arguments(sets["splice-prefill"]) if a.startswith("--local-prefill")])
         self.assertIn("store", peers(documents, "splice-decode", "egress"))

@@ -216,7 +216,7 @@ class PodsTest(unittest.TestCase):
             self.assertEqual(code, 0, (pathlib.Path(self.folder.name) / f"{name}.log").read_text()[-2000:])
             print(f"{name} ended {time.monotonic() - begin:.1f} s after SIGTERM", file=sys.stderr)
 
-        self.start("decode", "--local-prefill-tokens=256", "--local-prefill-kv-bytes=64MiB", "--vllm-metric-names=true",
+        self.start("decode", "--local-prefill-tokens=256", "--vllm-metric-names=true",
                    "--served-model-name=mine")
         self.wait_ready("decode")
         self.check_exported("decode", local_prefill=True)

@@ -310,6 +310,7 @@ grpc::ServerWriteReactor<v1::StreamChunk>* FakeDecode::Stream(grpc::CallbackServ
       reactor->End(grpc::Status(grpc::StatusCode::NOT_FOUND, "no such ticket"));
     } else {
       it->second->stream = reactor;
+      ++counters_.streams;
     }
   }
   changed_.notify_all();

@@ -104,6 +104,7 @@ class FakeDecode final : public v1::Decode::CallbackService {
     int commits = 0;
     int releases = 0;       // that named a live ticket
     int late_releases = 0;  // of tickets that were gone already
+    int streams = 0;        // opened
     int stream_cancels = 0;
     int live_tickets = 0;
     bool last_writer_quiet = false;

@@ -16,6 +16,7 @@ PagePool::PagePool(const KvPartitions& partitions, std::vector<const kernels::Ba
     : view_(partitions),
       backends_(std::move(backends)),
       owners_(partitions.num_pages(), 0),
+      caches_(partitions.num_pages(), 0),
       parts_(partitions.num_ranks()) {
   SPLICE_CHECK(backends_.size() == parts_.size(), "a page pool needs one backend for each part");
   for (int r = 0; r < view_.num_ranks(); ++r) {
@@ -34,9 +35,9 @@ absl::Status PagePool::AllocateByRank(std::span<const int64_t> counts, std::vect
   const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   if (count == 0) return absl::OkStatus();
   std::lock_guard lock(mutex_);
-  if (!HasFreeLocked(counts))
+  if (!HasLocked(counts, false))
     return Errorf(absl::StatusCode::kResourceExhausted, "KV pool: {} pages asked for, {} of {} are free", count,
-                  NumFreeLocked(), view_.num_pages());
+                  NumLocked(false), view_.num_pages());
   pages.reserve(count);
   for (size_t r = 0; r < parts_.size(); ++r) {
     if (counts[r] > 0) TakeLocked(parts_[r], counts[r], pages);
@@ -150,8 +151,33 @@ void PagePool::Share(std::span<const int32_t> pages) {
   for (int32_t page : pages) {
     if (page == kernels::kNoPage) continue;
     SPLICE_CHECK(owners_[page] > 0, "sharing a free page");
-    ++owners_[page];
+    AddLocked(page, 1, 0);
   }
+}
+
+void PagePool::MarkCached(std::span<const int32_t> pages) {
+  std::lock_guard lock(mutex_);
+  for (const int32_t page : pages) {
+    if (page != kernels::kNoPage) AddLocked(page, 0, 1);
+  }
+}
+
+void PagePool::UnmarkCached(std::span<const int32_t> pages) {
+  std::lock_guard lock(mutex_);
+  for (const int32_t page : pages) {
+    if (page != kernels::kNoPage) AddLocked(page, 0, -1);
+  }
+}
+
+void PagePool::AddLocked(int32_t page, int32_t owners, int32_t caches) {
+  int32_t& all = owners_[page];
+  int32_t& cached = caches_[page];
+  const bool was_cached = cached > 0 && cached == all;
+  all += owners;
+  cached += caches;
+  SPLICE_CHECK(cached >= 0 && cached <= all, "more caches than owners, or fewer than none");
+  const bool is_cached = cached > 0 && cached == all;
+  if (is_cached != was_cached) parts_[view_.rank_of(page)].num_cached += is_cached ? 1 : -1;
 }
 
 void PagePool::Release(std::span<const int32_t> pages) {
@@ -181,7 +207,8 @@ bool PagePool::ReleaseLocked(std::span<const int32_t> pages) {
   for (int32_t page : pages) {
     if (page == kernels::kNoPage) continue;
     SPLICE_CHECK(owners_[page] > 0, "releasing a free page");
-    if (--owners_[page] > 0) continue;
+    AddLocked(page, -1, 0);
+    if (owners_[page] > 0) continue;
     if (count > 0 && page == first + count && view_.rank_of(page) == view_.rank_of(first)) {
       ++count;
       continue;
@@ -219,25 +246,35 @@ int32_t PagePool::owners(int32_t page) const {
 
 int64_t PagePool::num_free() const {
   std::lock_guard lock(mutex_);
-  return NumFreeLocked();
+  return NumLocked(false);
 }
 
 bool PagePool::HasFree(std::span<const int64_t> counts) const {
   std::lock_guard lock(mutex_);
-  return HasFreeLocked(counts);
+  return HasLocked(counts, false);
 }
 
-bool PagePool::HasFreeLocked(std::span<const int64_t> counts) const {
+int64_t PagePool::num_available() const {
+  std::lock_guard lock(mutex_);
+  return NumLocked(true);
+}
+
+bool PagePool::HasAvailable(std::span<const int64_t> counts) const {
+  std::lock_guard lock(mutex_);
+  return HasLocked(counts, true);
+}
+
+bool PagePool::HasLocked(std::span<const int64_t> counts, bool with_cached) const {
   SPLICE_CHECK(counts.size() == parts_.size(), "a number of pages for each rank");
   for (size_t r = 0; r < parts_.size(); ++r) {
-    if (counts[r] > parts_[r].num_free) return false;
+    if (counts[r] > parts_[r].num_free + (with_cached ? parts_[r].num_cached : 0)) return false;
   }
   return true;
 }
 
-int64_t PagePool::NumFreeLocked() const {
+int64_t PagePool::NumLocked(bool with_cached) const {
   int64_t fewest = view_.pages_per_rank();
-  for (const Part& part : parts_) fewest = std::min(fewest, part.num_free);
+  for (const Part& part : parts_) fewest = std::min(fewest, part.num_free + (with_cached ? part.num_cached : 0));
   return fewest * view_.num_ranks();
 }
 
@@ -257,6 +294,10 @@ void PagePool::CheckInvariants() const {
       last_end = first + length;
     }
     SPLICE_CHECK(free_of_part == parts_[r].num_free, "free runs do not sum to num_free");
+    int64_t cached_of_part = 0;
+    for (int32_t page = view_.rank(r).first_page; page < view_.rank(r).first_page + view_.pages_per_rank(); ++page)
+      cached_of_part += caches_[page] > 0 && caches_[page] == owners_[page] ? 1 : 0;
+    SPLICE_CHECK(cached_of_part == parts_[r].num_cached, "cached pages do not sum to num_cached");
     free_pages += free_of_part;
   }
   const int64_t owned = std::count_if(owners_.begin(), owners_.end(), [](int32_t n) { return n > 0; });

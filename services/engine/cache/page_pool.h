@@ -20,8 +20,13 @@ namespace spl::engine {
 // Borrows the memory (a backend buffer or registered transport memory), which must outlive the pool. Any thread may
 // call: reservations come from RPC threads, growth from the engine thread. With several ranks (kv_memory.h), an
 // allocation says how many pages it needs on each: a sequence has the same number of heads on every rank, but these may
-// keep different numbers of pages. Invariants: a page is free or has owners, never both; free runs are disjoint,
-// maximal within a part, and sum to its number of free pages.
+// keep different numbers of pages.
+//
+// Some owners are caches, which let go of a page when others need it (evict). A page is available if it is free, or if
+// all of its owners are caches.
+//
+// Invariants: a page is free or has owners, never both; free runs are disjoint, maximal within a part, and sum to its
+// number of free pages; caches are at most all of a page's owners.
 class PagePool {
  public:
   // `backend` (borrowed) copies memory that the host cannot access; null: the view is host memory.
@@ -36,16 +41,23 @@ class PagePool {
   absl::Status Allocate(int64_t count, std::vector<int32_t>& pages);
   // The same with counts[r] pages of rank r; `counts`: [num_ranks].
   absl::Status AllocateByRank(std::span<const int64_t> counts, std::vector<int32_t>& pages);
-  // Share and Release ignore entries that are kNoPage.
+  // Entries that are kNoPage are ignored here and below.
   void Share(std::span<const int32_t> pages);    // each gets one owner more
   void Release(std::span<const int32_t> pages);  // each loses one owner; a page without owners is free
   int32_t owners(int32_t page) const;
+  // Say that one more of each page's owners is a cache, or that one such owner is none any more. An owner that is a
+  // cache must call UnmarkCached before it releases the page.
+  void MarkCached(std::span<const int32_t> pages);
+  void UnmarkCached(std::span<const int32_t> pages);
   // Calls `freed` once, when pages become free for the next time, on the thread that releases them. Replaces an earlier
   // one; null takes it back, and it is not running any more on return. `freed` must not call this function.
   void OnNextFree(std::function<void()> freed);
 
   int64_t num_free() const;  // what Allocate can give: free pages of the fullest rank × ranks
   bool HasFree(std::span<const int64_t> counts) const;  // AllocateByRank would succeed
+  // The same with all caches evicted.
+  int64_t num_available() const;
+  bool HasAvailable(std::span<const int64_t> counts) const;
   int64_t num_pages() const { return view_.num_pages(); }
   const KvPartitions& view() const { return view_; }
   const kernels::Backend* backend(size_t rank) const { return backends_[rank]; }
@@ -70,23 +82,27 @@ class PagePool {
   struct Part {
     std::map<int32_t, int32_t> free_runs;  // first page → length
     int64_t num_free = 0;
+    int64_t num_cached = 0;  // whose owners are all caches
   };
   // [rank]: copies of its pages.
   using RankOps = std::vector<std::vector<kernels::CopyOp>>;
   RankOps OpsByRank() const { return RankOps(backends_.size()); }
 
   void TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages);
+  // Changes the owners of a page, and how many of them are caches.
+  void AddLocked(int32_t page, int32_t owners, int32_t caches);
   void FreeRunLocked(int32_t first, int32_t count);
   bool ReleaseLocked(std::span<const int32_t> pages);  // whether pages became free
   void TellFreed();
-  int64_t NumFreeLocked() const;
-  bool HasFreeLocked(std::span<const int64_t> counts) const;
+  int64_t NumLocked(bool with_cached) const;
+  bool HasLocked(std::span<const int64_t> counts, bool with_cached) const;
   absl::Status Copy(kernels::CopyKind kind, const RankOps& ops) const;
 
   const KvPartitions view_;
   const std::vector<const kernels::Backend*> backends_;
-  mutable std::mutex mutex_;     // guards owners_ and parts_
+  mutable std::mutex mutex_;     // guards owners_, caches_ and parts_
   std::vector<int32_t> owners_;  // [num_pages]
+  std::vector<int32_t> caches_;  // [num_pages]: of the owners, those that are caches
   std::vector<Part> parts_;
   std::atomic<bool> has_listener_{false};  // whether on_next_free_ is set: Release asks without a lock
   std::mutex listener_mutex_;              // guards on_next_free_; held while it runs

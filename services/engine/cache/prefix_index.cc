@@ -7,7 +7,12 @@
 namespace spl::engine {
 
 PrefixIndex::~PrefixIndex() {
-  for (const auto& [key, entry] : entries_) pool_.Release(entry.pages);
+  for (const auto& [key, entry] : entries_) Release(entry);
+}
+
+void PrefixIndex::Release(const Entry& entry) {
+  pool_.UnmarkCached(entry.pages);
+  pool_.Release(entry.pages);
 }
 
 size_t PrefixIndex::AppendLeading(std::span<const chunk::ChunkKey> keys, SequenceKv& kv) {
@@ -45,6 +50,7 @@ void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv
     }
     it->second.pages = kv.PagesOfChunk(static_cast<int32_t>(i));
     pool_.Share(it->second.pages);
+    pool_.MarkCached(it->second.pages);
     recency_.push_front(keys[i]);
     it->second.recency = recency_.begin();
     if (observer_ != nullptr) observer_(true, keys.subspan(i, 1));
@@ -59,7 +65,7 @@ bool PrefixIndex::EvictUntilFree(int64_t num_free) {
     const auto entry = entries_.find(*it);
     // Checking one page is enough: the pages of a chunk are shared and released together.
     if (pool_.owners(entry->second.pages.front()) > 1) continue;
-    pool_.Release(entry->second.pages);
+    Release(entry->second);
     entries_.erase(entry);
     if (observer_ != nullptr) observer_(false, std::span(&*it, 1));
     it = recency_.erase(it);

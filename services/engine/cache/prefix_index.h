@@ -52,6 +52,8 @@ class PrefixIndex {
     std::list<chunk::ChunkKey>::iterator recency;  // position in recency_
   };
 
+  void Release(const Entry& entry);
+
   PagePool& pool_;
   const Observer observer_;
   mutable std::mutex mutex_;            // guards all below

@@ -49,6 +49,20 @@ uint64_t SegmentIndex::SaltOf(const chunk::Digest& namespace_key) {
 
 int64_t SegmentIndex::Source::num_pages() const { return source->num_pages(); }
 
+void SegmentIndex::Source::Mark() const {
+  for (int32_t stream = 0; stream < source->num_streams(); ++stream) source->pool().MarkCached(source->pages(stream));
+}
+
+void SegmentIndex::Source::Unmark() const {
+  for (int32_t stream = 0; stream < source->num_streams(); ++stream) source->pool().UnmarkCached(source->pages(stream));
+}
+
+SegmentIndex::~SegmentIndex() {
+  for (const Sources* const sources : {&sources_, &frozen_}) {
+    for (const Source& source : *sources) source.Unmark();
+  }
+}
+
 void SegmentIndex::Use(Sources::iterator source) {
   if (!source->frozen) {
     sources_.splice(sources_.begin(), sources_, source);
@@ -94,6 +108,7 @@ void SegmentIndex::Forget(Map& entries, const Keys& keys, Sources::iterator sour
 void SegmentIndex::Drop(Sources::iterator source, Dropped& dropped) {
   Forget(entries_, source->keys, source);
   Forget(windows_, source->text_hashes, source);
+  source->Unmark();
   dropped.push_back(std::move(source->source));
   if (!source->frozen) {
     sources_.erase(source);
@@ -115,6 +130,7 @@ SegmentIndex::Source SegmentIndex::SourceFor(const chunk::Digest& namespace_key,
 }
 
 void SegmentIndex::Add(Source source, bool frozen, Dropped& dropped) {
+  source.Mark();
   sources_.push_front(std::move(source));
   const Sources::iterator place = sources_.begin();
   if (frozen) Freeze(place);

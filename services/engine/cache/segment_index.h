@@ -35,6 +35,9 @@ class SegmentIndex {
   // `fingerprint`: the model's, whose KV is indexed.
   explicit SegmentIndex(const chunk::Digest& fingerprint, Observer observer = nullptr)
       : fingerprint_(fingerprint), observer_(std::move(observer)) {}
+  ~SegmentIndex();
+  SegmentIndex(const SegmentIndex&) = delete;
+  SegmentIndex& operator=(const SegmentIndex&) = delete;
 
   // Indexes the source's tokens: from its first token on as a segment, and every full chunk of 64 tokens by its text
   // alone. If all of them are indexed already, the present sources stay, count as used, and become frozen if `frozen`.
@@ -93,6 +96,9 @@ class SegmentIndex {
     bool frozen = false;
     FrozenOrder::iterator order{};  // place in frozen_order_, if frozen
     int64_t num_pages() const;
+    // The index is a cache of the pool: PagePool::MarkCached and UnmarkCached for the source's pages.
+    void Mark() const;
+    void Unmark() const;
   };
   struct Place {
     Sources::iterator source;

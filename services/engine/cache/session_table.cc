@@ -73,23 +73,18 @@ SessionTable::Stats SessionTable::stats() const {
   return stats;
 }
 
-int64_t SessionTable::NumUnshared() const {
-  std::lock_guard lock(mutex_);
-  int64_t pages = 0;
-  for (const Session& session : sessions_) {
-    // All streams share their pages alike (SequenceKv::AppendLeading).
-    for (const int32_t page : session.kv->stream(0, 0))
-      pages += session.kv->pool().owners(page) == 1 ? session.kv->shape().num_streams() : 0;
-  }
-  return pages;
+SessionTable::~SessionTable() {
+  while (!sessions_.empty()) Drop(sessions_.begin());
 }
 
 void SessionTable::Add(Sessions::iterator session) {
+  for (const std::vector<int32_t>& pages : session->kv->streams()) session->kv->pool().MarkCached(pages);
   stats_.num_pages += session->kv->num_pages();
   pages_by_owner_[session->id.owner] += session->kv->num_pages();
 }
 
 void SessionTable::Subtract(Sessions::iterator session) {
+  for (const std::vector<int32_t>& pages : session->kv->streams()) session->kv->pool().UnmarkCached(pages);
   stats_.num_pages -= session->kv->num_pages();
   const auto owned = pages_by_owner_.find(session->id.owner);
   owned->second -= session->kv->num_pages();

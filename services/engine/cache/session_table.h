@@ -36,15 +36,18 @@ struct SessionId {
 // InvalidArgument: the name has more than kSessionIdBytesMax bytes.
 absl::Status CheckSessionName(std::string_view name);
 
-// Keeps its sequences, and so their pages, alive. A session's lease runs from its last use. The pages of an expired
-// session are released at the next call that looks for expired ones (Find, Expire). If the table exceeds its budget of
-// pages, it evicts the least recently used conversation of the owner that holds the most pages: no owner loses pages to
-// one that has more. Any thread; the caller passes the time.
+// Keeps its sequences, and so their pages, alive; a cache of the pool (PagePool::MarkCached). A session's lease runs
+// from its last use. The pages of an expired session are released at the next call that looks for expired ones (Find,
+// Expire). If the table exceeds its budget of pages, it evicts the least recently used conversation of the owner that
+// holds the most pages: no owner loses pages to one that has more. Any thread; the caller passes the time.
 class SessionTable {
  public:
   using Time = std::chrono::steady_clock::time_point;
   // `max_pages`: budget of all sessions together; a page that two of them share counts twice; 0: no session is kept.
   SessionTable(int64_t max_pages, std::chrono::nanoseconds lease) : max_pages_(max_pages), lease_(lease) {}
+  ~SessionTable();
+  SessionTable(const SessionTable&) = delete;
+  SessionTable& operator=(const SessionTable&) = delete;
 
   struct Match {
     std::shared_ptr<const SequenceKv> kv;  // null: there is nothing to reuse
@@ -71,9 +74,6 @@ class SessionTable {
     uint64_t num_expired = 0;
   };
   Stats stats() const;
-  // Pages that would be free if all sessions were dropped: they have no other owner. Cost: a look at one stream of
-  // each.
-  int64_t NumUnshared() const;
 
  private:
   struct Session {

@@ -39,7 +39,6 @@ void DecodeBatch::RemoveFinished() {
 DecodeCounts DecodeBatch::counts() const {
   DecodeCounts counts{.waiting = waiting_.size()};
   const auto count = [&](const Sequence& sequence) {
-    counts.held_pages += sequence->NumPages();
     if (sequence->parked == nullptr) return;
     ++counts.parked;
     counts.parked_bytes += sequence->parked->bytes();

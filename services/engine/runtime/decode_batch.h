@@ -18,7 +18,6 @@ struct DecodeCounts {
   size_t waiting = 0;       // sequences in the waiting queue
   size_t parked = 0;        // those of them that were preempted
   size_t parked_bytes = 0;  // host memory of the preempted sequences' pages
-  int64_t held_pages = 0;   // by all; a page that two sequences share counts twice
 };
 
 // Owns the sequences. Engine thread.

@@ -26,7 +26,7 @@ bool IsAsync(const DecodeEngineOptions& options, const ParallelExecutor& executo
 }
 
 std::function<bool(int64_t)> MakeRoomOf(const DecodeEngineOptions& options) {
-  if (options.shared == nullptr) return options.make_room;
+  if (options.shared == nullptr) return nullptr;
   return [shared = options.shared](int64_t num_pages) { return shared->MakeRoom(num_pages); };
 }
 
@@ -244,7 +244,6 @@ void DecodeEngine::Publish() {
   load_.waiting = counts.waiting;
   load_.parked = counts.parked;
   load_.parked_bytes = counts.parked_bytes;
-  load_.held_pages = counts.held_pages;
   load_.preemptions = preemption_.num_preemptions();
   load_.num_steps = step_.num_steps();
   load_.host_s = step_.host_s();

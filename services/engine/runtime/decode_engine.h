@@ -50,10 +50,7 @@ struct DecodeEngineOptions {
   // Unset: enabled on devices, with one rank.
   std::optional<bool> async_scheduling;
   std::shared_ptr<StepTurns> turns;    // if the device is shared with another engine; else null
-  std::shared_ptr<SharedPool> shared;  // if the pool is shared with a prefill engine; else null
-  // Evicts cached KV of others in the pool until that many pages are free, before a sequence is preempted; false: it
-  // cannot. Null: none, or `shared` has it.
-  std::function<bool(int64_t num_pages)> make_room;
+  std::shared_ptr<SharedPool> shared;  // if others cache or compute KV in the pool; else null
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 
@@ -62,7 +59,6 @@ struct DecodeLoad {
   size_t waiting = 0;  // sequences in the waiting queue
   size_t parked = 0;   // those of them that were preempted: new reservations would keep them waiting
   size_t parked_bytes = 0;
-  int64_t held_pages = 0;    // by sequences; a page that two of them share counts twice
   uint64_t preemptions = 0;  // sequences so far that were preempted, or ended because they could not be
   double step_s = 0;         // smoothed duration of a step
   uint64_t num_steps = 0;    // so far: passes of the model, including passes of prompts that carried a step

@@ -102,13 +102,6 @@ void DecodeSequence::End(const absl::Status& status, TokenDelivery& delivery) {
   delivery.AddEnd(std::move(listener), status);
 }
 
-int64_t DecodeSequence::NumPages() const {
-  if (parked != nullptr) return 0;
-  int64_t pages = request.kv == nullptr ? 0 : request.kv->num_pages();
-  for (const DecodeFork& fork : forks) pages += fork.kv == nullptr ? 0 : fork.kv->num_pages();
-  return pages;
-}
-
 PageHolders DecodeSequence::Holders() const {
   PageHolders holders{{request.kv.get()}, {request.compact.get()}};
   for (const DecodeFork& fork : forks) {

@@ -94,7 +94,6 @@ struct DecodeSequence {
   bool started() const { return !forks.empty(); }
   bool runs() const { return !done && parked == nullptr; }
   PageHolders Holders() const;
-  int64_t NumPages() const;               // in the pool, without those of its selector
   void OfferPages(const SequenceKv* kv);  // calls on_pages_back; `kv` may be null
   // Number of continuations that take part in a step.
   size_t num_rows() const { return started() ? num_active() : static_cast<size_t>(request.sampling.num_forks); }

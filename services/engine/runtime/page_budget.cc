@@ -7,6 +7,7 @@ bool PageBudget::MakeRoom(int64_t num_pages, bool may_drop_frozen) {
   while (pool_.num_free() < num_pages) {
     if (segments.frozen_pages() > frozen_pages_max_ && segments.EvictFrozen()) continue;
     if (kept_.prefixes.EvictUntilFree(num_pages)) break;
+    if (reclaim_ && reclaim_()) continue;
     if (!segments.EvictOne() && !kept_.sessions.EvictOne() && !(may_drop_frozen && segments.EvictFrozen()))
       return false;
   }

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 FaultPoint admit_fault("engine.prefill.admit");
 
-// Upper bound of a wait without work: a safety net, every real event wakes the thread.
+// Upper bound of a wait without work. A safety net: only reservations whose writer has vanished free pages unnoticed.
 constexpr std::chrono::milliseconds kIdleWait{100};
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -35,7 +35,7 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
                           options.session_lease)},
       options_(options),
       meter_(model_->config()),
-      budget_(pool_, local_, options.frozen_share),
+      budget_(pool_, local_, options.frozen_share, options.reclaim),
       canonical_(model_, pool_, local_.segments,
                  {.max_queued = options.max_canonical_queued,
                   .make_room = [this](int64_t num_pages) { return budget_.MakeRoom(num_pages, false); },
@@ -49,9 +49,10 @@ PrefillEngine::PrefillEngine(std::shared_ptr<const Model> model, const KvPartiti
 absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared_ptr<const Model> model,
                                                                      const KvPartitions& pool,
                                                                      const PrefillEngineOptions& options) {
-  if (options.executor.max_rows % kernels::kPageTokens != 0)
-    return InvalidArgument("prefill: the slice of {} tokens is not a multiple of {}", options.executor.max_rows,
-                           kernels::kPageTokens);
+  for (const int32_t rows : {options.executor.max_rows, options.slice_tokens}) {
+    if (rows % kernels::kPageTokens != 0)
+      return InvalidArgument("prefill: the slice of {} tokens is not a multiple of {}", rows, kernels::kPageTokens);
+  }
   auto engine = std::unique_ptr<PrefillEngine>(new PrefillEngine(std::move(model), pool, options));
   ExecutorOptions executor = options.executor;
   executor.max_sequences = static_cast<int32_t>(options.max_concurrent);
@@ -67,7 +68,8 @@ absl::StatusOr<std::unique_ptr<PrefillEngine>> PrefillEngine::Create(std::shared
   self->fetcher_.Start();
   if (options.shared != nullptr)
     options.shared->AttachCache({.make_room = [self](int64_t pages) { return self->budget_.MakeRoom(pages, true); },
-                                 .on_pages_freed = [self] { self->Wake(); }});
+                                 .on_pages_freed = [self] { self->Wake(); },
+                                 .prompts_wait = [self] { return self->IsShortOfPages(); }});
   self->engine_thread_ = std::thread([self] { self->RunLoop(); });
   return engine;
 }
@@ -138,6 +140,11 @@ void PrefillEngine::WaitIdle(SteadyTime deadline) const {
 bool PrefillEngine::WaitForQuiet(SteadyTime until) const {
   std::unique_lock lock(mutex_);
   return idle_.wait_until(lock, until, [&] { return num_jobs_ == 0 || short_of_pages_ || stopping_; });
+}
+
+bool PrefillEngine::IsShortOfPages() const {
+  std::lock_guard lock(mutex_);
+  return short_of_pages_;
 }
 
 void PrefillEngine::NotePages(bool are_short) {

@@ -87,6 +87,7 @@ class PrefillEngine {
   void CountFinished();
   bool WaitForQuiet(SteadyTime until) const;
   void NotePages(bool are_short);
+  bool IsShortOfPages() const;
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<PagePool> own_pool_;  // null: the pool is shared

@@ -17,6 +17,9 @@ struct PrefillEngineOptions {
   // max_rows is the size of a slice (chunked prefill). A prompt waits for at most one slice of another prompt.
   // Cancelling takes effect after at most one layer of a slice.
   ExecutorOptions executor{.max_rows = 512};
+  // Most rows of prompts in a pass, a multiple of 64. Less than executor.max_rows leaves room for the decode step that
+  // shares the pass. 0: executor.max_rows.
+  int32_t slice_tokens = 0;
   size_t max_queued = 256;
   size_t max_concurrent = 16;  // prompts that hold pages at the same time
   bool prefix_cache = true;
@@ -43,6 +46,10 @@ struct PrefillEngineOptions {
   // Computes segments without a source by themselves, for later requests, while nothing is queued or running.
   bool canonical_prefill = true;
   size_t max_canonical_queued = 64;  // segments that may wait for that
+  // Evicts a little of what others cache in the pool; false: nothing is left. Called on any thread, after prefixes have
+  // gone and before text that was meant to stay: others have a copy elsewhere, and what they lose costs a transfer, not
+  // a computation. Null: nobody else caches.
+  std::function<bool()> reclaim;
   // Called when a chunk of a prefix or of a segment enters or leaves the local cache, on any of the engine's threads.
   // The two kinds never share a key. May be null.
   PrefixIndex::Observer on_cache_change;

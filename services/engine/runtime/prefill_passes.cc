@@ -113,7 +113,8 @@ bool PrefillPasses::IsPlain(const PassLayers& layers) const {
 // where a slice ends.
 int32_t PrefillPasses::RowsOfNext(bool plain) const {
   PassDemand demand{.most = executor_.max_rows()};
-  if (!plain || options_.turns == nullptr) return demand.most;
+  const int32_t slice = options_.slice_tokens > 0 ? std::min(options_.slice_tokens, demand.most) : demand.most;
+  if (!plain || options_.turns == nullptr) return slice;
   const PrefillLoad load = meter_.load(0);
   if (options_.shared != nullptr) demand.riders = static_cast<int32_t>(options_.turns->num_offered());
   demand.time = demand.riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
@@ -121,7 +122,7 @@ int32_t PrefillPasses::RowsOfNext(bool plain) const {
   demand.rows_per_token = options_.turns->PromptRowsPerToken();
   demand.waiting = load.queued_tokens;
   demand.shared_pass_time = shared_pass_time_;
-  return RowsOfPass(demand);
+  return std::min(RowsOfPass(demand), slice);
 }
 
 int32_t PrefillPasses::RowsBesideFetch(PrefillJob& job, int32_t room) {

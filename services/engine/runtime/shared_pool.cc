@@ -1,5 +1,6 @@
 #include "services/engine/runtime/shared_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace spl::engine {
@@ -31,6 +32,18 @@ void SharedPool::DetachDecoder() {
 bool SharedPool::MakeRoom(int64_t num_pages) {
   std::lock_guard lock(cache_mutex_);
   return cache_.make_room ? cache_.make_room(num_pages) : pool_.num_free() >= num_pages;
+}
+
+bool SharedPool::MakeRoom(std::span<const int64_t> counts) {
+  if (pool_.HasFree(counts)) return true;
+  if (!pool_.HasAvailable(counts)) return false;
+  // The pool counts as free what the fullest rank has, times the ranks.
+  return MakeRoom(*std::max_element(counts.begin(), counts.end()) * static_cast<int64_t>(counts.size()));
+}
+
+bool SharedPool::PromptsWait() {
+  std::lock_guard lock(cache_mutex_);
+  return cache_.prompts_wait && cache_.prompts_wait();
 }
 
 void SharedPool::PagesFreed() {

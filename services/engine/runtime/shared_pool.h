@@ -1,5 +1,5 @@
-// One page pool (KV cache) for the prefill engine and the decode engine of a process. Prompts change hands without a
-// copy.
+// The page pool (KV cache) of a decode engine, and of the prefill engine of the same process if there is one: then
+// prompts change hands without a copy.
 #pragma once
 
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <unordered_map>
 
 #include "services/base/ids.h"
@@ -16,8 +17,9 @@
 
 namespace spl::engine {
 
-// Running sequences and cached KV compete for the same pages (blocks). Running sequences win: each engine may evict
-// cached KV, and a prompt is admitted only if the decoding sequences keep room to grow.
+// Running sequences, reservations and cached KV compete for the same pages (blocks). Cached KV is evicted first, and a
+// prompt is admitted only if the decoding sequences keep room to grow. No reservation takes pages while prompts wait
+// for some: they came before.
 //
 // Both engines attach themselves, and detach before they end. Any thread may call; no engine's lock may be held.
 class SharedPool {
@@ -28,13 +30,16 @@ class SharedPool {
   PagePool& pool() const { return pool_; }
   const std::shared_ptr<StepTurns>& turns() const { return turns_; }
 
-  // The engine that caches KV.
+  // Who decides which cached KV is evicted: the prefill engine (PageBudget), which others attach their caches to
+  // (PrefillEngineOptions::reclaim). Without one, the only cache.
   struct Cache {
     std::function<bool(int64_t num_pages)> make_room;  // evicts until that many pages are free; false: it cannot
-    std::function<void()> on_pages_freed;              // called when the other engine freed pages
+    // Null unless it is a prefill engine: called when the other engine freed pages; whether a prompt waits for pages.
+    std::function<void()> on_pages_freed = nullptr;
+    std::function<bool()> prompts_wait = nullptr;
   };
-  void AttachCache(Cache cache);
-  void DetachCache();  // returns when none of its functions is running
+  void AttachCache(Cache cache);  // instead of the one before
+  void DetachCache();             // returns when none of its functions is running
   // The engine that decodes.
   struct Decoder {
     std::function<int64_t()> growth_pages;  // that its sequences will need soon; -1: some wait for pages
@@ -45,7 +50,11 @@ class SharedPool {
 
   // Evicts cached KV until `num_pages` are free. False: not enough is left to evict.
   bool MakeRoom(int64_t num_pages);
-  void PagesFreed();  // called when a sequence has ended: prompts may begin
+  // Evicts cached KV until counts[r] pages of each rank r are free. False: it cannot, and unless another thread was
+  // faster nothing was evicted.
+  bool MakeRoom(std::span<const int64_t> counts);
+  bool PromptsWait();  // whether a prompt waits for pages: new reservations would keep it waiting
+  void PagesFreed();   // called when a sequence has ended or a reservation was given up: prompts may begin
   // Pages that a new prompt must leave free for the decoding sequences. Nullopt: no prompt may begin, because preempted
   // sequences come first.
   std::optional<int64_t> GrowthPages() const;

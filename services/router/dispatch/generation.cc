@@ -362,7 +362,9 @@ void Generation::OnStreamEnded(const AttemptPtr& attempt, const absl::Status& st
   attempt->stream_ended = true;
   attempt->early_end = status;
   if (done_ || attempt != attempt_) return;
-  if (!attempt->prefilled && status.ok()) return;  // the first tokens were the last ones: prefill's answer says so
+  // Prefill's answer says more: the first tokens were the last ones, or it gave the ticket up and says why. The failure
+  // is not the decode worker's.
+  if (!attempt->prefilled && (status.ok() || status.code() == absl::StatusCode::kCancelled)) return;
   const std::string& worker_id = attempt->decode.worker_id;
   if (status.code() == absl::StatusCode::kUnavailable) core_.fleet().ReportFailure(worker_id);
   const absl::Status cause =

@@ -464,7 +464,7 @@ class PollingFleet final : public Fleet {
     view.version = slot.version;
     view.clock = slot.clock.best();
     view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
-                                         .transport = "memory",
+                                         .transport = "in place",
                                          .bytes_per_s = info.copy_bytes_per_s(),
                                          .write_s = info.copy_write_seconds(),
                                          .writer = {}};

@@ -25,6 +25,8 @@ struct PeerLink {
   double bytes_per_s = 0;
   double write_s = 0;   // cost of each additional write
   v1::KvWriter writer;  // for reservations, as the prefill worker reported it
+
+  bool in_place() const { return transport == "in place"; }  // both workers have one pool: no KV moves
 };
 
 struct PrefillView {

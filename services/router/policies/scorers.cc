@@ -82,6 +82,7 @@ double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query,
 }
 
 double WireScorer::Seconds(const PlacementQuery& query, const Candidate& candidate) const {
+  if (candidate.link != nullptr && candidate.link->in_place()) return 0;
   const double bandwidth = candidate.link != nullptr && candidate.link->bytes_per_s > 0 ? candidate.link->bytes_per_s
                                                                                         : options_.default_bytes_per_s;
   const double prompt = query.prompt_tokens;

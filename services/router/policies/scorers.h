@@ -69,7 +69,7 @@ double PrefillSeconds(const ScorerOptions& options, const PlacementQuery& query,
 // KV bytes of the prompt from p to d, for the heads that are sent, minus the part that overlaps with prefill. Tokens
 // that d keeps from the conversation's last turn are not sent. To other workers they are sent without any overlap,
 // because the prefill worker need not compute them. So a turn goes back to d unless waiting there costs more than the
-// bytes.
+// bytes. In place nothing is sent.
 class WireScorer final : public Scorer {
  public:
   explicit WireScorer(const ScorerOptions& options) : options_(options) {}

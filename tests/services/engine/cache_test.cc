@@ -55,35 +55,57 @@ TEST_F(CacheTest, RandomUseKeepsTheInvariants) {
   const uint32_t seed = std::random_device{}();
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
-  std::vector<std::vector<int32_t>> held;
+  struct Held {
+    std::vector<int32_t> pages;
+    bool cached = false;
+  };
+  std::vector<Held> held;
   int64_t owned = 0;
   for (int step = 0; step < 3000; ++step) {
-    const int action = static_cast<int>(random() % 3);
+    const int action = static_cast<int>(random() % 4);
     if (action == 0) {
       const int64_t count = random() % 40;
       std::vector<int32_t> pages;
       const bool fits = count <= pool_.num_free();
       ASSERT_EQ(pool_.Allocate(count, pages).ok(), fits);
-      if (fits) held.push_back(pages);
+      if (fits) held.push_back({pages});
     } else if (!held.empty()) {
       const size_t i = random() % held.size();
       if (action == 1) {
-        pool_.Share(held[i]);
-        held.push_back(held[i]);
+        pool_.Share(held[i].pages);
+        held.push_back({held[i].pages});
+      } else if (action == 2) {
+        held[i].cached ? pool_.UnmarkCached(held[i].pages) : pool_.MarkCached(held[i].pages);
+        held[i].cached = !held[i].cached;
       } else {
-        std::shuffle(held[i].begin(), held[i].end(), random);
-        pool_.Release(held[i]);
+        std::shuffle(held[i].pages.begin(), held[i].pages.end(), random);
+        if (held[i].cached) pool_.UnmarkCached(held[i].pages);
+        pool_.Release(held[i].pages);
         held.erase(held.begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
-    std::set<int32_t> distinct;
-    for (const auto& pages : held) distinct.insert(pages.begin(), pages.end());
+    std::set<int32_t> distinct, used;
+    for (const Held& owner : held) {
+      distinct.insert(owner.pages.begin(), owner.pages.end());
+      if (!owner.cached) used.insert(owner.pages.begin(), owner.pages.end());
+    }
     owned = static_cast<int64_t>(distinct.size());
     ASSERT_EQ(pool_.num_free(), kPages - owned);
+    ASSERT_EQ(pool_.num_available(), kPages - static_cast<int64_t>(used.size()));
     if (step % 50 == 0) pool_.CheckInvariants();
   }
-  for (const auto& pages : held) pool_.Release(pages);
+  for (const Held& owner : held) {
+    if (owner.cached) pool_.UnmarkCached(owner.pages);
+    pool_.Release(owner.pages);
+  }
   EXPECT_EQ(pool_.num_free(), kPages);
+}
+
+TEST_F(CacheTest, ACacheThatKeepsItsMarkDies) {
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool_.Allocate(1, pages).ok());
+  pool_.MarkCached(pages);
+  EXPECT_DEATH(pool_.Release(pages), "more caches than owners");
 }
 
 TEST_F(CacheTest, WhoAsksIsToldOnceThatPagesBecameFree) {

@@ -110,11 +110,16 @@ TEST_F(DecodeAdmissionTest, AChoiceWaitsForPagesThatOthersHold) {
   std::mt19937 random = SeededRandom("a choice that waits");
   std::atomic<int> looks{0};
   DecodeEngineOptions options{.executor = {.max_rows = 32}};
-  options.make_room = [&](int64_t) {
+  Start(8192, 2048, {}, options);
+  decode_->Stop();
+  options.shared = std::make_shared<SharedPool>(*decode_pool_, nullptr);
+  options.shared->AttachCache({.make_room = [&](int64_t) {
     ++looks;
     return false;
-  };
-  Start(8192, 2048, {}, options);
+  }});
+  auto decode = DecodeEngine::Create(model_, *decode_pool_, options);
+  ASSERT_TRUE(decode.ok()) << decode.status();
+  decode_ = *std::move(decode);
   const int64_t streams = KvShapeOf(model_->config()).num_streams();
   std::vector<int32_t> reserved;
   selection_ = Selector("h2o", 64);

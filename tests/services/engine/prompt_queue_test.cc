@@ -103,7 +103,7 @@ class PageBudgetTest : public testing::Test {
 
 TEST_F(PageBudgetTest, KnowledgeBasesGoLast) {
   Fill();
-  PageBudget budget(pool_, local_, 0.9);
+  PageBudget budget(pool_, local_, 0.9, nullptr);
   EXPECT_TRUE(budget.MakeRoom(0, false));
   EXPECT_THAT(Here(), ElementsAre(true, true, true, true));
   EXPECT_TRUE(budget.MakeRoom(2, false));
@@ -121,13 +121,28 @@ TEST_F(PageBudgetTest, KnowledgeBasesGoLast) {
 
 TEST_F(PageBudgetTest, FrozenTextBeyondItsShareGoesFirst) {
   Fill();
-  PageBudget budget(pool_, local_, 0.2);
+  PageBudget budget(pool_, local_, 0.2, nullptr);
   EXPECT_TRUE(budget.MakeRoom(1, false));
   EXPECT_THAT(Here(), ElementsAre(true, true, true, false));
 }
 
+TEST_F(PageBudgetTest, WhatOthersKeepIsAskedForBeforeSegments) {
+  Fill();
+  auto spare = std::vector<std::shared_ptr<SequenceKv>>();
+  PageBudget budget(pool_, local_, 0.9, [&] {
+    if (spare.empty()) return false;
+    spare.pop_back();
+    return true;
+  });
+  EXPECT_TRUE(budget.MakeRoom(2, false));
+  spare.push_back(TwoPages());
+  EXPECT_TRUE(budget.MakeRoom(2, false));
+  EXPECT_TRUE(spare.empty());
+  EXPECT_THAT(Here(), ElementsAre(false, true, true, true));
+}
+
 TEST_F(PageBudgetTest, SequencesAreOutUntilTheLastUserLetsGo) {
-  PageBudget budget(pool_, local_, 0.9);
+  PageBudget budget(pool_, local_, 0.9, nullptr);
   EXPECT_FALSE(budget.HasHandedOut());
   auto kv = TwoPages();
   budget.HandOut(kv);

@@ -144,17 +144,25 @@ TEST_F(SessionTableTest, LeasesEndAndUseRenewsThem) {
 }
 
 // Pages that a running turn shares would not be free without the table.
-TEST_F(SessionTableTest, CountsThePagesThatNobodyElseHas) {
-  SessionTable table(100, 60s);
-  table.Keep({"a", kMine}, Text(256), "exact", Kv(256), At(0));
-  table.Keep({"b", kMine}, Text(128), "exact", Kv(128), At(0));
-  EXPECT_EQ(table.NumUnshared(), 2 * (4 + 2));
+TEST_F(SessionTableTest, PagesThatNobodyElseHasAreAvailable) {
   {
-    SequenceKv turn(pool_, kShape);
-    turn.AppendLeading(*table.Find({"a", kMine}, Text(300), "exact", At(1)).kv, 3);
-    EXPECT_EQ(table.NumUnshared(), 2 * (1 + 2));
+    SessionTable table(100, 60s);
+    table.Keep({"a", kMine}, Text(256), "exact", Kv(256), At(0));
+    table.Keep({"b", kMine}, Text(128), "exact", Kv(128), At(0));
+    EXPECT_EQ(pool_.num_free(), kPages - 2 * (4 + 2));
+    EXPECT_EQ(pool_.num_available(), kPages);
+    {
+      SequenceKv turn(pool_, kShape);
+      turn.AppendLeading(*table.Find({"a", kMine}, Text(300), "exact", At(1)).kv, 3);
+      EXPECT_EQ(pool_.num_available(), kPages - 2 * 3);
+      EXPECT_TRUE(table.EvictOne() && table.EvictOne());
+      EXPECT_EQ(pool_.num_free(), kPages - 2 * 3);
+      EXPECT_EQ(pool_.num_available(), kPages - 2 * 3);
+    }
+    table.Keep({"c", kMine}, Text(128), "exact", Kv(128), At(2));
+    pool_.CheckInvariants();
   }
-  EXPECT_EQ(table.NumUnshared(), 2 * (4 + 2));
+  EXPECT_EQ(pool_.num_free(), kPages);
 }
 
 // Memory is flat once the budget is reached.

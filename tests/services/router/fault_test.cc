@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "services/base/fault_point.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/http_test_client.h"
 
@@ -65,6 +66,29 @@ TEST(FaultTest, FailedAttemptReleasesItsTicketQuietly) {
   EXPECT_EQ(Call(cluster.http(), "POST", kCompletions, Body("x", 2)).status, 200);
   EXPECT_TRUE(cluster.decode[0]->WaitIdle());
   EXPECT_TRUE(cluster.decode[0]->counters().last_writer_quiet);
+}
+
+// A prefill worker that refuses a prompt gives the ticket up first, so that the stream may end before its answer comes.
+TEST(FaultTest, ARefusalIsThePrefillWorkersAlsoIfTheStreamEndsFirst) {
+  FakeCluster cluster(2, 1);
+  cluster.StartRouter();
+  for (auto& p : cluster.prefill) p->Hold(true);
+  TestResponse response;
+  std::thread client([&] { response = Call(cluster.http(), "POST", kCompletions, Body("refuse me", 8)); });
+  size_t first = 0;
+  EXPECT_TRUE(test::Eventually([&] {
+    first = cluster.prefill[0]->counters().waiting == 1 ? 0 : 1;
+    return cluster.prefill[first]->counters().waiting == 1 && cluster.decode[0]->counters().streams == 1;
+  }));
+  FakePrefill& refusing = *cluster.prefill[first];
+  cluster.decode[0]->BreakStreams(grpc::Status(grpc::StatusCode::CANCELLED, "released: too long"));
+  refusing.FailRuns(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too long"), 1);
+  for (auto& p : cluster.prefill) p->Hold(false);
+  client.join();
+  EXPECT_EQ(response.status, 200) << response.body;
+  const json receipt = json::parse(response.body).at("splice");
+  EXPECT_EQ(receipt.at("attempts"), 2);
+  EXPECT_EQ(receipt.at("workers").at("prefill"), first == 0 ? "p1" : "p0");
 }
 
 TEST(FaultTest, AttemptsAreBounded) {

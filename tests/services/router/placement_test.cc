@@ -389,7 +389,7 @@ class LocalPlacementTest : public PlacementTest {
   LocalPlacementTest() {
     PrefillView local{.worker_id = "d0/local", .epoch = 1, .tokens_per_s = 100, .max_prompt_tokens = 4096};
     local.local = PrefillView::Local{.decode_id = "d0", .max_new_tokens = 200, .slice_tokens = 64};
-    local.peers["d0"] = {.decode_epoch = 1, .transport = "memory", .bytes_per_s = 10e9};
+    local.peers["d0"] = {.decode_epoch = 1, .transport = "in place"};
     fleet_.local.push_back(local);
     reuse_ = {{}, {}, {}};
   }
@@ -402,13 +402,14 @@ class LocalPlacementTest : public PlacementTest {
 
 TEST_F(LocalPlacementTest, ShortPromptsStayWhereThatIsFaster) {
   EXPECT_FALSE(IsLocal(150)) << "0.15 s in the pool, 1.5 s here";
+  for (DecodeView& d : fleet_.decode) d.kv_bytes_per_token = 10'000'000;
   Busy(3000);
   const Candidate chosen = Place(150).value();
   EXPECT_EQ(chosen.prefill->worker_id, "d0/local");
   EXPECT_EQ(chosen.prefill_idx, 2u);
   EXPECT_EQ(chosen.decode->worker_id, "d0");
-  EXPECT_EQ(chosen.link->transport, "memory");
-  EXPECT_NEAR(chosen.expected_s, 1.5, 0.01);
+  EXPECT_TRUE(chosen.link->in_place());
+  EXPECT_NEAR(chosen.expected_s, 1.5, 0.01) << "nothing is sent";
 }
 
 TEST_F(LocalPlacementTest, OnlyNewTokensCount) {

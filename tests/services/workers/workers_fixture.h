@@ -297,15 +297,15 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     return tokens;
   }
 
-  // Both pools are empty again within `limit`.
+  // Both pools have nothing but cached KV within `limit`.
   bool PagesComeBack(std::chrono::milliseconds limit = 5s) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     std::mutex mutex;
     std::condition_variable never;
     std::unique_lock lock(mutex);
     while (std::chrono::steady_clock::now() < deadline) {
-      if (decode_->pool().num_free() == decode_->pool().num_pages() &&
-          prefill_->pool().num_free() == prefill_->pool().num_pages())
+      if (decode_->pool().num_available() == decode_->pool().num_pages() &&
+          prefill_->pool().num_available() == prefill_->pool().num_pages())
         return true;
       never.wait_for(lock, 2ms);
     }
