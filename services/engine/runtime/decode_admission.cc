@@ -39,7 +39,10 @@ void DecodeAdmission::AdmitWaiting() {
         ++i;
         continue;
       }
-      if (!std::exchange(round.asked_alone, true)) continue;  // others may have left the pool since
+      if (!std::exchange(round.asked_alone, true)) {  // others may have left the pool since
+        preemption_.EvictCachedBeside(next);          // a choice needs more than what it goes on with
+        continue;
+      }
       status = preemption_.TooSmall();
     }
     DecodeBatch::Sequence sequence = std::move(waiting[i]);

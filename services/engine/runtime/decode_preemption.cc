@@ -105,7 +105,14 @@ bool DecodePreemption::IsAlone(const DecodeSequence& sequence) const {
     const std::vector<int64_t> own = sequence.Holders().PagesByRank(pool_);
     for (size_t r = 0; r < own.size(); ++r) others_free[r] -= own[r];
   }
-  return pool_.HasFree(others_free);
+  return pool_.HasAvailable(others_free);
+}
+
+bool DecodePreemption::EvictCachedBeside(const DecodeSequence& sequence) {
+  const std::vector<int64_t> own =
+      sequence.parked == nullptr ? sequence.Holders().PagesByRank(pool_) : std::vector<int64_t>(1, 0);
+  const int64_t most = *std::max_element(own.begin(), own.end());
+  return EvictCached((pool_.view().pages_per_rank() - most) * pool_.view().num_ranks());
 }
 
 void DecodePreemption::Park(DecodeSequence& sequence) {

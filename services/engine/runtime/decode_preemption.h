@@ -36,8 +36,10 @@ class DecodePreemption {
   // Preempts one sequence that has pages, the youngest first, to make room for `needy`. If `needy` is running and the
   // youngest, it is preempted itself. False: there is no sequence to preempt.
   bool FindRoomFor(DecodeSequence& needy);
-  // Whether no other sequence or reservation has pages of the pool.
+  // Whether no other sequence or reservation has pages of the pool. Caches may have some.
   bool IsAlone(const DecodeSequence& sequence) const;
+  // Evicts all cached KV, so that a sequence that is alone has the whole pool. False: some of it stays.
+  bool EvictCachedBeside(const DecodeSequence& sequence);
   // Brings the pages of a preempted sequence back, if there is also room for its next position. ResourceExhausted:
   // there is not; the sequence is unchanged. REQUIRES: it is preempted.
   absl::Status Return(DecodeSequence& sequence);

@@ -104,6 +104,45 @@ TEST_F(DecodeAdmissionTest, AChoiceThatFindsNoPagesRunsOnceAnotherHasGivenWay) {
   decode_pool_->CheckInvariants();
 }
 
+// What is cached in the pool gives way to a choice, too, which needs more pages than the sequence goes on with. It used
+// to wait for them for ever.
+TEST_F(DecodeAdmissionTest, CachedKvGivesWayToAChoice) {
+  std::mt19937 random = SeededRandom("a choice beside cached KV");
+  Start(8192, 16384);
+  selection_ = Selector("h2o", 64);
+  const auto prompt = RandomPrompt(random, 300);
+  const auto want = Submit(prompt, Greedy(12));
+  ASSERT_TRUE(want->Wait() && want->status.ok()) << want->status;
+  StopAll();
+  // Twelve pages of each head: five are cached, and the prompt and its choice need five each.
+  decode_pool_ = std::make_unique<PagePool>(MakeMemory(decode_memory_, 12 * 64), &model_->backend());
+  const auto shared = std::make_shared<SharedPool>(*decode_pool_, nullptr);
+  std::vector<std::unique_ptr<SequenceKv>> cached;
+  std::mutex mutex;  // guards cached
+  const auto evict_until = [&](int64_t num_pages) {
+    std::lock_guard lock(mutex);
+    for (; decode_pool_->num_free() < num_pages && !cached.empty(); cached.pop_back())
+      decode_pool_->UnmarkCached(cached.back()->AllPages());
+    return decode_pool_->num_free() >= num_pages;
+  };
+  for (int i = 0; i < 5; ++i) {
+    cached.push_back(std::make_unique<SequenceKv>(*decode_pool_, KvShapeOf(model_->config())));
+    ASSERT_TRUE(cached.back()->Reserve(64).ok());
+    decode_pool_->MarkCached(cached.back()->AllPages());
+  }
+  shared->AttachCache({.make_room = evict_until});
+  prefill_ = PrefillEngine::Create(model_, MakeMemory(prefill_memory_, 8192), {}).value();
+  decode_ = DecodeEngine::Create(model_, *decode_pool_, {.executor = {.max_rows = 32}, .shared = shared}).value();
+  const auto outcome = Submit(prompt, Greedy(12));
+  EXPECT_TRUE(outcome->Wait()) << "no end";
+  EXPECT_TRUE(outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->tokens, want->tokens);
+  StopAll();
+  shared->DetachCache();
+  EXPECT_TRUE(evict_until(decode_pool_->num_pages()));
+  decode_pool_->CheckInvariants();
+}
+
 // The pages that a choice needs are reserved for others, and nothing runs: the engine waits until they are freed, then
 // goes on at once. It used to look again without a pause.
 TEST_F(DecodeAdmissionTest, AChoiceWaitsForPagesThatOthersHold) {
