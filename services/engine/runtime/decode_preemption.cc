@@ -12,6 +12,18 @@
 #include "services/methods/methods.h"
 
 namespace spl::engine {
+namespace {
+
+// [num_ranks]: pages of the pool that the sequence does not have.
+std::vector<int64_t> PagesBeside(const DecodeSequence& sequence, const PagePool& pool) {
+  std::vector<int64_t> beside(static_cast<size_t>(pool.view().num_ranks()), pool.view().pages_per_rank());
+  if (sequence.parked != nullptr) return beside;
+  const std::vector<int64_t> own = sequence.Holders().PagesByRank(pool);
+  for (size_t r = 0; r < own.size(); ++r) beside[r] -= own[r];
+  return beside;
+}
+
+}  // namespace
 
 DecodePreemption::DecodePreemption(const Model& model, PagePool& pool, MakeRoom make_room, DecodeBatch& batch,
                                    size_t parked_bytes)
@@ -100,19 +112,12 @@ bool DecodePreemption::StopChoosing(DecodeSequence& sequence) {
 }
 
 bool DecodePreemption::IsAlone(const DecodeSequence& sequence) const {
-  std::vector<int64_t> others_free(static_cast<size_t>(pool_.view().num_ranks()), pool_.view().pages_per_rank());
-  if (sequence.parked == nullptr) {
-    const std::vector<int64_t> own = sequence.Holders().PagesByRank(pool_);
-    for (size_t r = 0; r < own.size(); ++r) others_free[r] -= own[r];
-  }
-  return pool_.HasAvailable(others_free);
+  return pool_.HasAvailable(PagesBeside(sequence, pool_));
 }
 
 bool DecodePreemption::EvictCachedBeside(const DecodeSequence& sequence) {
-  const std::vector<int64_t> own =
-      sequence.parked == nullptr ? sequence.Holders().PagesByRank(pool_) : std::vector<int64_t>(1, 0);
-  const int64_t most = *std::max_element(own.begin(), own.end());
-  return EvictCached((pool_.view().pages_per_rank() - most) * pool_.view().num_ranks());
+  const std::vector<int64_t> beside = PagesBeside(sequence, pool_);
+  return EvictCached(*std::min_element(beside.begin(), beside.end()) * static_cast<int64_t>(beside.size()));
 }
 
 void DecodePreemption::Park(DecodeSequence& sequence) {

@@ -104,8 +104,8 @@ TEST_F(DecodeAdmissionTest, AChoiceThatFindsNoPagesRunsOnceAnotherHasGivenWay) {
   decode_pool_->CheckInvariants();
 }
 
-// What is cached in the pool gives way to a choice, too, which needs more pages than the sequence goes on with. It used
-// to wait for them for ever.
+// Cached KV in the pool gives way to a choice, too, which needs more pages than the sequence goes on with. It used to
+// wait for them for ever.
 TEST_F(DecodeAdmissionTest, CachedKvGivesWayToAChoice) {
   std::mt19937 random = SeededRandom("a choice beside cached KV");
   Start(8192, 16384);

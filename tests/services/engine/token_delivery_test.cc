@@ -16,7 +16,7 @@ namespace {
 
 using test::SeededRandom;
 
-// What one listener was told, in order: tokens with their continuation, the end.
+// Everything that one listener was told, in order: tokens with their continuation, the end.
 struct Told {
   using Token = std::pair<int32_t, int32_t>;
   std::vector<std::variant<Token, absl::StatusCode>> what;
