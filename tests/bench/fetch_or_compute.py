@@ -62,14 +62,16 @@ def chunks_in(store):
 
 
 def fill(store, http, prompts):
-    """Until the store has had nothing new for five seconds: workers put chunks into it when they have nothing to do."""
+    """Each prompt until the store has had nothing new for a second: workers put chunks into it when they have nothing to
+    do, and do not keep more than a share of their pages for that."""
+    have = 0
     for prompt in prompts:
         prompt.store(http)
-    have, since = 0, time.monotonic()
-    while time.monotonic() - since < 5:
-        time.sleep(0.2)
-        if (now := chunks_in(store)) != have:
-            have, since = now, time.monotonic()
+        since = time.monotonic()
+        while time.monotonic() - since < 1:
+            time.sleep(0.1)
+            if (now := chunks_in(store)) != have:
+                have, since = now, time.monotonic()
     if not have:
         raise RuntimeError("no chunk was stored")
     print(f"{have:.0f} chunks stored", flush=True)
@@ -119,6 +121,8 @@ def main():
     method = args.reuse if args.documents else "exact"
     answers, rows = {}, []
     need = args.prompts * args.tokens * 12 * 2 * 4 * 64 * 2 * 2  # room for slots, and no eviction
+    if args.documents:
+        need *= 4  # more tokens than words times three; a document is stored as a prompt, as a segment and quantized
     for link in args.links.split(","):
         data = tempfile.TemporaryDirectory(dir=args.dir)
         start = [f"{args.bin}/splice-kvstore", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--memory-bytes",

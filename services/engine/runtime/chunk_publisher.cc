@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kIdleWait{100};
 // Packed for one put: long enough that its two calls do not count, short enough that cancelling does not wait for it.
 constexpr size_t kWindowBytes = 16 << 20;
+// The same of an offer, in time: the question of a prompt that arrives meanwhile stands behind it on the link.
+constexpr double kOfferWindowSeconds = 0.05;
 
 }  // namespace
 
@@ -25,6 +27,19 @@ ChunkPublisher::ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPu
     : model_(std::move(model)), options_(options), offers_(options.max_offers), orders_(options.max_orders) {
   threads_.emplace_back([this] { OfferLoop(); });
   for (size_t i = 0; i < options.order_threads; ++i) threads_.emplace_back([this] { OrderLoop(); });
+}
+
+bool ChunkPublisher::Offer(ChunkRun run) {
+  run.offered = Clock::now();
+  const size_t num_chunks = run.keys.size() - std::min(run.first_chunk, run.keys.size());
+  const size_t before = offered_chunks_.fetch_add(num_chunks);
+  const bool fits = before == 0 || before + num_chunks <= options_.max_offered_chunks;
+  const bool taken = fits && offers_.TryPush(std::move(run));
+  if (!taken) {
+    offered_chunks_.fetch_sub(num_chunks);
+    crowded_ = true;
+  }
+  return Count(taken);
 }
 
 ChunkPublisher::~ChunkPublisher() { SPLICE_CHECK(threads_.empty(), "Stop() was not called"); }
@@ -48,8 +63,8 @@ absl::StatusOr<chunk::Chunk> ChunkPublisher::Pack(const ChunkRun& run, size_t in
   return chunk;
 }
 
-size_t ChunkPublisher::WindowEnd(const ChunkRun& run, size_t begin) const {
-  const size_t window = std::max<size_t>(1, kWindowBytes / ChunkPayloadBytes(*model_));
+size_t ChunkPublisher::WindowEnd(const ChunkRun& run, size_t begin, size_t most_bytes) const {
+  const size_t window = std::max<size_t>(1, most_bytes / ChunkPayloadBytes(*model_));
   return std::min(run.keys.size(), begin + window);
 }
 
@@ -121,6 +136,8 @@ void ChunkPublisher::OfferLoop() {
     if (offers_.closed()) return;
     if (!run) continue;
     PutOffer(*run);
+    offered_chunks_.fetch_sub(run->keys.size() - std::min(run->first_chunk, run->keys.size()));
+    crowded_ = false;
     run.reset();  // gives the pages back
     Released();
   }
@@ -130,8 +147,7 @@ void ChunkPublisher::OfferLoop() {
 void ChunkPublisher::AwaitTurn(const ChunkRun& run) const {
   if (!options_.wait_for_idle) return;
   const Deadline end = run.offered + options_.max_delay;
-  for (auto now = Clock::now(); now < end && offers_.size() < offers_.capacity() && !offers_.closed();
-       now = Clock::now()) {
+  for (auto now = Clock::now(); now < end && !crowded_ && !offers_.closed(); now = Clock::now()) {
     if (options_.wait_for_idle(std::min(end, now + kIdleWait))) return;
   }
 }
@@ -148,8 +164,13 @@ void ChunkPublisher::PutOffer(ChunkRun& run) {
   absl::Status put;
   while (begin < run.keys.size() && !offers_.closed() && put.ok()) {
     AwaitTurn(run);
-    const size_t end = WindowEnd(run, begin);
-    put = PutWindow(run, begin, end, {}, Clock::now() + options_.offer_timeout, tally);
+    const size_t end = WindowEnd(run, begin, offer_window_bytes_);
+    const Deadline start = Clock::now();
+    const uint64_t bytes_before = tally.num_bytes;
+    put = PutWindow(run, begin, end, {}, start + options_.offer_timeout, tally);
+    const double seconds = std::max(1e-6, std::chrono::duration<double>(Clock::now() - start).count());
+    const double window = static_cast<double>(tally.num_bytes - bytes_before) / seconds * kOfferWindowSeconds;
+    offer_window_bytes_ = static_cast<size_t>(std::min(window, static_cast<double>(kWindowBytes)));
     begin = end;
   }
   if (put.ok() && !offers_.closed()) (void)PutSummary(run, {}, Clock::now() + options_.offer_timeout);
@@ -173,7 +194,7 @@ absl::Status ChunkPublisher::Fulfil(const PublishOrder& order, PublishTally& tal
   };
   for (const ChunkRun& run : order.runs) {
     for (size_t begin = run.first_chunk; begin < run.keys.size();) {
-      const size_t end = WindowEnd(run, begin);
+      const size_t end = WindowEnd(run, begin, kWindowBytes);
       SPLICE_RETURN_IF_ERROR(
           step([&](Deadline deadline) { return PutWindow(run, begin, end, order.put, deadline, tally); }));
       begin = end;

@@ -51,10 +51,13 @@ struct ChunkPublisherOptions {
   std::shared_ptr<chunk::ChunkStore> store;
   std::chrono::milliseconds offer_timeout{2000};   // for one put of an offered run
   std::chrono::milliseconds order_timeout{30000};  // for one put of an order; a durable put waits for the store's disk
-  size_t max_offers = 8;                           // runs that may wait; more are not published
+  // Offered runs and chunks that may wait: they hold pages. A run that exceeds one of them is not published; a run that
+  // finds nothing waiting is taken whatever its length.
+  size_t max_offers = 256;
+  size_t max_offered_chunks = 1024;
   // Waits until no client waits for the worker, at most until the time given, and returns whether that is so. An offer
-  // is packed and sent only then; but when it has waited for max_delay, or max_offers wait, it goes on all the same, at
-  // low priority. Null: at once. Any thread.
+  // is packed and sent only then; but when it has waited for max_delay, or another one was not taken, it goes on all
+  // the same, at low priority. Null: at once. Any thread.
   std::function<bool(std::chrono::steady_clock::time_point)> wait_for_idle;
   std::chrono::milliseconds max_delay{10'000};
   size_t max_orders = 16;    // orders that may wait
@@ -74,10 +77,7 @@ class ChunkPublisher {
   ~ChunkPublisher();  // Stop() must have been called
 
   // Publishes with best effort. False: not taken, because too many wait.
-  bool Offer(ChunkRun run) {
-    run.offered = std::chrono::steady_clock::now();
-    return Count(offers_.TryPush(std::move(run)));
-  }
+  bool Offer(ChunkRun run);
   // False: not taken, because too many wait or it is stopping. on_done does not run then.
   [[nodiscard]] bool Order(PublishOrder order) { return Count(orders_.TryPush(std::move(order))); }
   // Whether it holds pages that it will give back.
@@ -109,14 +109,18 @@ class ChunkPublisher {
   absl::Status PutQuantized(const ChunkRun& run, std::span<const chunk::Chunk> chunks, const chunk::PutOptions& put,
                             Deadline deadline);
   absl::Status PutSummary(const ChunkRun& run, const chunk::PutOptions& put, Deadline deadline);
-  size_t WindowEnd(const ChunkRun& run, size_t begin) const;
+  // Chunks from `begin` on that are packed for one put of `most_bytes`; at least one.
+  size_t WindowEnd(const ChunkRun& run, size_t begin, size_t most_bytes) const;
 
   const std::shared_ptr<const Model> model_;
   const ChunkPublisherOptions options_;
   BoundedQueue<ChunkRun> offers_;
   BoundedQueue<PublishOrder> orders_;
   std::atomic<int64_t> num_held_{0};
-  std::vector<std::thread> threads_;  // last: they start when all other members exist
+  std::atomic<size_t> offered_chunks_{0};  // of offers that wait or are being put
+  std::atomic<bool> crowded_{false};       // an offer was not taken since the last one was put
+  size_t offer_window_bytes_ = 0;          // the offer thread's
+  std::vector<std::thread> threads_;       // last: they start when all other members exist
 };
 
 }  // namespace spl::engine

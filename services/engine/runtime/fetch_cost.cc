@@ -50,9 +50,11 @@ bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s) {
 
 double HoldForCopies(const FetchTimes& times) {
   if (!IsWorthFetching(times)) return 0;
-  if (!times.fetch_s.has_value()) return kUnmeasuredShare * times.compute_s;
   const double held = kHeldShare * times.compute_s;
-  return std::min(kPatience * *times.fetch_s + held, times.compute_s + times.queue_s);
+  const double most = times.fetch_s.has_value()
+                          ? std::min(kPatience * *times.fetch_s + held, times.compute_s + times.queue_s)
+                          : kUnmeasuredShare * times.compute_s;
+  return (1 - times.found_share) * held + times.found_share * most;
 }
 
 int32_t RowsWhileFetching(double seconds, double rows_per_s, int32_t most) {

@@ -22,6 +22,7 @@ struct FetchTimes {
   double compute_s = 0;           // computing what could be fetched
   double queue_s = 0;             // until the engine has done what is in front of the prompt: a fetch overlaps it
   std::optional<double> fetch_s;  // as far as it is known
+  double found_share = 1;         // share of compute_s that the store is expected to have
 };
 
 // The longest that a prompt is held back for a store, as a share of computing what it waits for: with the answer about
@@ -43,7 +44,8 @@ double HoldForAnswer(const FetchTimes& times, double latency_s);
 double HoldForBytes(const FetchTimes& times);
 // Whether a prompt that has waited so long loses nothing by waiting on: what has arrived saves it that much computing.
 bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s);
-// The same for copies of segments, which the prompt needs before it begins: never longer than computing takes.
+// The same for copies of segments, which the prompt needs before it begins: never longer than computing takes. What
+// exceeds kHeldShare is in proportion to found_share: an answer that there is nothing takes its time, too.
 double HoldForCopies(const FetchTimes& times);
 // Rows that a prompt computes while it expects more to arrive within `seconds`: a larger pass would end after that.
 int32_t RowsWhileFetching(double seconds, double rows_per_s, int32_t most);

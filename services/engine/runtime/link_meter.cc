@@ -22,7 +22,14 @@ std::optional<double> LinkMeter::SecondsFor(int64_t bytes) const {
 
 LinkMeter::Estimate LinkMeter::estimate() const {
   std::lock_guard lock(mutex_);
-  return {latency_s_.value_or(0), bytes_per_s_};
+  return {latency_s_.value_or(0), bytes_per_s_, found_share_};
+}
+
+void LinkMeter::NoteFound(int64_t asked, int64_t found) {
+  if (asked <= 0) return;
+  std::lock_guard lock(mutex_);
+  const double share = static_cast<double>(found) / static_cast<double>(asked);
+  found_share_ += kSmoothing * (share - found_share_);
 }
 
 bool LinkMeter::TakeProbe(std::chrono::nanoseconds age) {

@@ -18,6 +18,7 @@ class LinkMeter {
   struct Estimate {
     double latency_s = 0;    // until the first chunk, without its bytes
     double bytes_per_s = 0;  // 0: not measured yet
+    double found_share = 1;  // of the tokens that the store was asked for lately; 1 before anything was asked
   };
 
   explicit LinkMeter(const Clock& clock = Clock::Real()) : clock_(clock), measured_(clock.Now()) {}
@@ -25,6 +26,8 @@ class LinkMeter {
   // Time to fetch `bytes` behind what others still expect. Nullopt: nothing was measured yet.
   std::optional<double> SecondsFor(int64_t bytes) const;
   Estimate estimate() const;
+  // The store was asked for so many tokens, and had some of them.
+  void NoteFound(int64_t asked, int64_t found);
   // Whether the last measurement is at least this old. Once per `age`: the caller then measures.
   bool TakeProbe(std::chrono::nanoseconds age);
 
@@ -70,6 +73,7 @@ class LinkMeter {
   int64_t expected_bytes_ = 0;
   double bytes_per_s_ = 0;
   std::optional<double> latency_s_;
+  double found_share_ = 1;
   SteadyTime measured_;
 };
 

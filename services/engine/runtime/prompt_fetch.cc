@@ -22,6 +22,16 @@ bool PromptFetch::over() const {
   return over_;
 }
 
+bool PromptFetch::reading() const {
+  std::lock_guard lock(mutex_);
+  return reading_;
+}
+
+void PromptFetch::StartReading() {
+  std::lock_guard lock(mutex_);
+  reading_ = true;
+}
+
 SteadyTime PromptFetch::held_until() const {
   std::lock_guard lock(mutex_);
   return held_until_;

@@ -35,7 +35,8 @@ class PromptFetch {
   // --- the engine thread ---
   bool MayBegin(SteadyTime now) const;
   SteadyTime held_until() const;
-  bool over() const;  // nothing more is coming
+  bool over() const;     // nothing more is coming
+  bool reading() const;  // the store has answered, and bytes are on their way
   // Seconds until everything should be there; 0: nothing is coming, or it is late.
   double SecondsLeft(SteadyTime now) const;
   // Returns the segments that have come. Later ones are dropped.
@@ -51,6 +52,8 @@ class PromptFetch {
   void FoundSegment(int64_t num_tokens);
   // The prompt waits until then, unless the fetch ends earlier. `expected_s`: what the fetch should take from `now` on.
   void Hold(SteadyTime now, double held_s, std::optional<double> expected_s);
+  // From here on bytes are on their way.
+  void StartReading();
   void Deliver(FetchedSegments&& segments);
   // Nothing more is coming. `slower`: because the prompt computes it.
   void End(SteadyTime now, bool slower);
@@ -72,6 +75,7 @@ class PromptFetch {
   SteadyTime held_until_ = SteadyTime::max();
   SteadyTime expected_end_{};
   bool over_ = false;
+  bool reading_ = false;
   bool segments_taken_ = false;
   FetchedSegments segments_;
   Report report_;

@@ -1,6 +1,7 @@
 #include "services/engine/runtime/prompt_fetcher.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "services/base/fault_point.h"
@@ -20,6 +21,16 @@ constexpr std::chrono::milliseconds kIdleWait{100};  // a safety net: Stop close
 constexpr std::chrono::seconds kProbeAge{10};
 constexpr size_t kProbeBytes = 4 << 20;
 constexpr size_t kProbeChunksMin = 6;  // LinkMeter measures a rate from five on
+
+// Segments that reach beyond the first `num_chunks` chunks that are fetched of the prompt's start.
+std::vector<WantedSegment> WantedBehind(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) {
+  const auto begin = static_cast<int64_t>((fetch.first_chunk + num_chunks) * chunk::kChunkTokens);
+  std::vector<WantedSegment> behind;
+  std::copy_if(fetch.wanted.begin(), fetch.wanted.end(), std::back_inserter(behind), [&](const WantedSegment& wanted) {
+    return num_chunks == 0 || job.request.segments[wanted.index].range.end > begin;
+  });
+  return behind;
+}
 
 }  // namespace
 
@@ -56,7 +67,8 @@ bool PromptFetcher::Take(const std::shared_ptr<PrefillJob>& job, size_t num_here
     fetch->queue_s = static_cast<double>(load.queued_tokens - job->queued) / std::max(load.tokens_per_s, 1.0);
     const bool copies = job->policy->reuses_segments() && (!job->request.segments.empty() || job->request.reuse_auto);
     fetch->overlaps = !copies && job->policy->is_exact({length, static_cast<int32_t>(job->cached()), {}, {}});
-    const FetchTimes times = TimesOf(*job, *fetch, num_chunks);
+    // Until the answer is there: a prompt with segments is hardly ever one that is stored from its start on.
+    const FetchTimes times = TimesOf(*job, *fetch, fetch->wanted.empty() ? num_chunks : 0);
     fetch->Hold(Clock::now(), HoldFor(*fetch, times, false),
                 IsWorthFetching(times) ? times.fetch_s : std::optional<double>());
   }
@@ -91,6 +103,7 @@ PromptFetcher::Jobs PromptFetcher::TakeReady(SteadyTime now) {
 bool PromptFetcher::ReExamine(const PrefillJob& job, SteadyTime now) const {
   PromptFetch& fetch = *job.fetch;
   if (!fetch.by_cost || fetch.over() || (fetch.looked_again && !fetch.overlaps)) return false;
+  if (!fetch.reading()) return false;  // not even the answer has come
   fetch.looked_again = true;
   const int32_t num_chunks = fetch.prefix.num_expected();
   FetchTimes times = TimesOf(job, fetch, static_cast<size_t>(num_chunks));
@@ -171,6 +184,7 @@ void PromptFetcher::ReadByCost(const PrefillJob& job, PromptFetch& fetch, Steady
   fetch.prefix.Expect(static_cast<int32_t>(num_chunks),
                       fetch.overlaps ? IncomingPrefix::Order::kBackwards : IncomingPrefix::Order::kForwards);
   fetch.Hold(Clock::now(), HoldFor(fetch, times, true), times.fetch_s);
+  fetch.StartReading();
   Progress();
   Read(job, fetch, num_chunks, deadline);
   fetch.End(Clock::now(), false);
@@ -191,15 +205,20 @@ void PromptFetcher::Read(const PrefillJob& job, PromptFetch& fetch, size_t num_c
         },
         [&](size_t index, const chunk::ChunkHeader& header) { return !stop() && fetch.prefix.Land(index, header); });
   }
-  segments_.Fetch(fetch.wanted, *job.policy, deadline, stop,
-                  [&](FetchedSegments&& segments) { fetch.Deliver(std::move(segments)); });
+  const std::vector<WantedSegment> wanted = WantedBehind(job, fetch, num_chunks);
+  segments_.Fetch(wanted, *job.policy, deadline, stop, [&](FetchedSegments&& segments) {
+    link_.NoteFound(segments.asked_tokens, segments.num_tokens);
+    fetch.Deliver(std::move(segments));
+  });
 }
 
 void PromptFetcher::LookAround(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline) {
-  for (const WantedSegment& wanted : fetch.wanted) {
-    const size_t leading = store_->CountLeading(wanted.keys, deadline).value_or(0);
-    fetch.FoundSegment(std::min<int64_t>(static_cast<int64_t>(leading) * chunk::kChunkTokens,
-                                         static_cast<int64_t>(wanted.text.size())));
+  for (const WantedSegment& wanted : WantedBehind(job, fetch, num_chunks)) {
+    const auto leading = static_cast<int64_t>(store_->CountLeading(wanted.keys, deadline).value_or(0));
+    const auto tokens = static_cast<int64_t>(wanted.text.size());
+    const int64_t found = std::min(leading * chunk::kChunkTokens, tokens);
+    link_.NoteFound(tokens, found);
+    fetch.FoundSegment(found);
   }
   if (!link_.TakeProbe(kProbeAge)) return;
   MeasureLink(num_chunks > 0 ? job.reusable_keys().subspan(fetch.first_chunk, num_chunks) : fetch.wanted[0].keys,
@@ -223,17 +242,22 @@ FetchTimes PromptFetcher::TimesOf(const PrefillJob& job, const PromptFetch& fetc
   const auto first = static_cast<int64_t>(fetch.first_chunk) * kernels::kPageTokens;
   const auto count = static_cast<int32_t>(num_chunks) * kernels::kPageTokens;
   FetchTimes times{.compute_s = meter_.RecomputeSeconds(first, count), .queue_s = fetch.queue_s};
-  for (const WantedSegment& wanted : fetch.wanted) {
+  double copied_s = 0;
+  for (const WantedSegment& wanted : WantedBehind(job, fetch, num_chunks)) {
     const PositionRange& range = job.request.segments[wanted.index].range;
-    times.compute_s += job.policy->SavedByCopy() * meter_.RecomputeSeconds(range.begin, range.size());
+    copied_s += job.policy->SavedByCopy() * meter_.RecomputeSeconds(range.begin, range.size());
   }
+  const double stored_s = times.compute_s + link_.estimate().found_share * copied_s;
+  times.compute_s += copied_s;
+  if (times.compute_s > 0) times.found_share = stored_s / times.compute_s;
   times.fetch_s = link_.SecondsFor(BytesOf(job, fetch, num_chunks));
   return times;
 }
 
 int64_t PromptFetcher::BytesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const {
   auto bytes = static_cast<int64_t>(num_chunks * ChunkPayloadBytes(*model_));
-  for (const WantedSegment& wanted : fetch.wanted) bytes += segments_.ExpectedBytes(wanted, *job.policy);
+  for (const WantedSegment& wanted : WantedBehind(job, fetch, num_chunks))
+    bytes += segments_.ExpectedBytes(wanted, *job.policy);
   return bytes;
 }
 

@@ -49,12 +49,13 @@ class PromptFetcher {
   void Fetch(const PrefillJob& job, PromptFetch& fetch);
   void Progress();
   bool ReExamine(const PrefillJob& job, SteadyTime now) const;
-  // Reads chunks [first, first + num_chunks) of the prompt, and its segments.
+  // Reads chunks [first, first + num_chunks) of the prompt, and its segments behind them.
   void Read(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline);
   void ReadByCost(const PrefillJob& job, PromptFetch& fetch, SteadyTime deadline);
   // Nobody waits for this: what the store has for the receipt, and now and then how fast the link is by now.
   void LookAround(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline);
   void MeasureLink(std::span<const chunk::ChunkKey> keys, SteadyTime deadline);
+  // Of `num_chunks` chunks of the prompt's start and the segments behind them.
   FetchTimes TimesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const;
   int64_t BytesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const;
   double HoldFor(const PromptFetch& fetch, const FetchTimes& times, bool answered) const;

@@ -30,6 +30,9 @@ void PromptHarvest::Start(std::function<double(int64_t first, int32_t count)> re
                                     .offer_timeout = options_.store_timeout,
                                     .order_timeout = options_.publish_timeout,
                                     .max_offers = options_.max_publish_queued,
+                                    .max_offered_chunks = static_cast<size_t>(
+                                        options_.publish_share * static_cast<double>(pool_.num_pages()) /
+                                        static_cast<double>(KvShapeOf(model_->config()).num_streams())),
                                     .wait_for_idle = std::move(wait_for_idle),
                                     .max_delay = options_.publish_delay_max,
                                     .max_orders = options_.max_publish_calls,

@@ -43,6 +43,7 @@ void SegmentFetcher::Fetch(std::span<const WantedSegment> wanted, const Recovery
       const Fetched fetched = FetchOne(wanted[texts[i].front()], policy, deadline);
       FetchedSegments delivered{.num_bytes = fetched.num_bytes};
       for (const size_t number : texts[i]) {
+        delivered.asked_tokens += static_cast<int64_t>(wanted[number].text.size());
         if (fetched.part != nullptr) delivered.parts.emplace(wanted[number].index, fetched.part);
         if (fetched.came) delivered.num_tokens += static_cast<int64_t>(wanted[number].text.size());
       }

@@ -32,7 +32,8 @@ struct WantedSegment {
 
 struct FetchedSegments {
   int64_t num_bytes = 0;
-  int64_t num_tokens = 0;  // segments that came
+  int64_t asked_tokens = 0;  // segments that the store was asked for
+  int64_t num_tokens = 0;    // those of them that came
   // By WantedSegment::index: sources with the KV that the policy reads, perhaps nothing else (SegmentSource::is_whole),
   // for this prompt only. Segments that are not listed are in the index now, or could not be fetched.
   std::map<size_t, std::shared_ptr<const SegmentSource>> parts;

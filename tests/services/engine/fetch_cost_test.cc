@@ -97,6 +97,17 @@ TEST(LinkMeterTest, CallsSideBySideShareTheLink) {
   EXPECT_NEAR(meter.estimate().bytes_per_s, 200e6, 15e6);
 }
 
+TEST(LinkMeterTest, KnowsHowMuchTheStoreHasOfWhatItIsAskedFor) {
+  LinkMeter meter;
+  EXPECT_EQ(meter.estimate().found_share, 1);
+  meter.NoteFound(0, 0);  // nothing was asked
+  EXPECT_EQ(meter.estimate().found_share, 1);
+  for (int i = 0; i < 8; ++i) meter.NoteFound(500, 0);
+  EXPECT_LT(meter.estimate().found_share, 0.01);
+  for (int i = 0; i < 3; ++i) meter.NoteFound(500, 500);
+  EXPECT_GT(meter.estimate().found_share, 0.8);
+}
+
 TEST(LinkMeterTest, IsMeasuredAgainOncePerAge) {
   FakeClock clock;
   LinkMeter meter(clock);
@@ -209,6 +220,25 @@ TEST(FetchCostTest, CopiesAreAwaitedNoLongerThanComputingTakes) {
     EXPECT_EQ(hold > 0, IsWorthFetching(times));
     // As long as it should take.
     EXPECT_TRUE(!IsWorthFetching(times) || hold >= std::min(*times.fetch_s, times.compute_s));
+  }
+}
+
+// A store that has never had anything holds nobody back for longer than the promise, however long its answers take.
+TEST(FetchCostTest, AStoreThatHasNothingIsHardlyAwaited) {
+  std::mt19937 random = test::SeededRandom(testing::UnitTest::GetInstance()->current_test_info()->name());
+  std::uniform_real_distribution<double> log10(-4, 2), share(0, 1);
+  const auto any = [&] { return std::pow(10.0, log10(random)); };
+  for (int i = 0; i < 20'000; ++i) {
+    FetchTimes times{.compute_s = any(), .queue_s = random() % 2 == 0 ? 0 : any()};
+    if (random() % 2 == 0) times.fetch_s = any();
+    const double most = HoldForCopies(times);
+    times.found_share = 0;
+    const double least = HoldForCopies(times);
+    EXPECT_LE(least, kHeldShare * times.compute_s);
+    EXPECT_EQ(least > 0, IsWorthFetching(times));
+    times.found_share = share(random);
+    EXPECT_GE(HoldForCopies(times), least);
+    EXPECT_LE(HoldForCopies(times), most);
   }
 }
 

@@ -179,6 +179,40 @@ TEST_F(FetchOrComputeTest, WhatIsKnownToBeSlowIsNotFetched) {
   store_->SetPace(0ns);
 }
 
+// Where the link is known to be too slow for copies, a prompt does not even wait for the answer.
+TEST_F(FetchOrComputeTest, CopiesOverASlowLinkAreNotAskedFor) {
+  const chunk::Digest docs{7};
+  const auto document = RandomPrompt(random_, 512), other = RandomPrompt(random_, 512),
+             question = RandomPrompt(random_, 9);
+  options_.store = store_;
+  options_.publish_share = 1;
+  options_.canonical_prefill = false;
+  Start(8192, 8192, options_);
+  for (const auto& text : {document, other})
+    (void)Ask(Concatenate({text, question}), [&](PrefillRequest& r) { r.segments = {{{0, 512}, docs}}; });
+  ASSERT_TRUE(store_->WaitForSize(2 * (8 + 8)));
+  options_.fetch_by_cost = true;
+  Start(8192, 8192, options_);
+  store_->SetPace(300ms);
+  const auto with = [&](const std::vector<int32_t>& text) {
+    return Submit(Concatenate({RandomPrompt(random_, 64), text, question}), Greedy(6),
+                  std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), [&](PrefillRequest& r) {
+                    r.segments = {{{64, 576}, docs}};
+                    r.reuse.policy = "naive";
+                    r.publish = false;
+                  });
+  };
+  auto first = with(document);
+  ASSERT_TRUE(first->Wait() && first->status.ok()) << first->status;
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->store_link().bytes_per_s > 0; }));
+  store_->BlockCounts(true);
+  auto second = with(other);
+  EXPECT_TRUE(second->Wait() && second->status.ok()) << second->status;  // though the store has not answered
+  EXPECT_EQ(second->stats.aligned_tokens, 0);
+  store_->BlockCounts(false);
+  store_->SetPace(0ns);
+}
+
 // Copies of segments are needed before the prompt begins: it waits for them, but not for long.
 TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   const chunk::Digest docs{7};
@@ -209,6 +243,57 @@ TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   // Copies that came too late for one prompt are there for the next.
   ASSERT_TRUE(test::Eventually([&] { return prefill_->segment_stats().num_sources > 0; }));
   EXPECT_EQ(ask()->stats.aligned_tokens, 256);
+}
+
+// The link stays unmeasured, for nothing ever comes over it; what is known is that nothing comes.
+TEST_F(FetchOrComputeTest, AStoreWithoutTheDocumentsIsKnownForIt) {
+  const chunk::Digest docs{7};
+  StartWithStored({});
+  const auto ask = [&](std::vector<int32_t> document) {
+    const auto question = RandomPrompt(random_, 9);
+    const auto end = static_cast<int32_t>(document.size());
+    return Ask(Concatenate({std::move(document), question}), [&](PrefillRequest& r) {
+      r.segments = {{{0, end}, docs}};
+      r.reuse.policy = "naive";
+      r.publish = false;
+    });
+  };
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(ask(RandomPrompt(random_, 200))->stats.store_use, StoreUse::kNone);
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->store_link().found_share < 0.1; }));
+  EXPECT_EQ(prefill_->store_link().bytes_per_s, 0);
+}
+
+// A prompt that the store has from its start on needs no segment that lies in there: nothing is fetched twice.
+TEST_F(FetchOrComputeTest, SegmentsInAStoredStartAreNotFetchedOnceMore) {
+  const chunk::Digest docs{7};
+  const auto document = RandomPrompt(random_, 256), question = RandomPrompt(random_, 70);
+  const auto prompt = Concatenate({document, question});
+  options_.store = store_;
+  options_.canonical_prefill = false;
+  Start(8192, 8192, options_);
+  const auto ask = [&] {
+    return Ask(prompt, [&](PrefillRequest& r) {
+      r.segments = {{{0, 256}, docs}};
+      r.reuse.policy = "naive";
+    });
+  };
+  (void)ask();
+  ASSERT_TRUE(store_->WaitForSize(5 + 4));  // chunks of the prompt, chunks of the segment
+  options_.fetch_by_cost = true;
+  Start(8192, 8192, options_);
+  const size_t gets = store_->num_gets();
+  HoldPasses();
+  auto outcome =
+      Submit(prompt, Greedy(6), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(), [&](PrefillRequest& r) {
+        r.segments = {{{0, 256}, docs}};
+        r.reuse.policy = "naive";
+      });
+  ASSERT_TRUE(store_->WaitForGets(gets + 5));
+  ASSERT_TRUE(test::Eventually([&] { return prefill_->store_link().bytes_per_s > 0; }));
+  Fire();
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
+  EXPECT_EQ(store_->num_gets(), gets + 5);
 }
 
 // While a prompt is held for its chunks, which never come, another one ends and has chunks to publish.
@@ -248,6 +333,32 @@ TEST_F(IdlePublishingTest, ButNotForEver) {
   options_.publish_delay_max = 1ms;
   HoldAPrompt();
   Run(300);
+  EXPECT_TRUE(store_->WaitForSize(4 + 4));
+  LetGo();
+}
+
+// A prompt of many documents: each of them is offered by itself.
+TEST_F(IdlePublishingTest, AllDocumentsOfAPromptWait) {
+  options_.publish_delay_max = 600s;
+  options_.publish_share = 1;
+  HoldAPrompt();
+  const auto prompt = RandomPrompt(random_, 40 * 65);
+  (void)Ask(prompt, [&](PrefillRequest& r) {
+    for (int32_t i = 0; i < 40; ++i) r.segments.push_back({{i * 65, i * 65 + 65}, chunk::Digest{7}});
+  });
+  LetGo();
+  EXPECT_TRUE(store_->WaitForSize(4 + 40 + 80)) << store_->size();
+}
+
+// What waits holds pages, of which prompts need some.
+TEST_F(IdlePublishingTest, NorWhileItHoldsTooManyPages) {
+  options_.publish_delay_max = 600s;
+  options_.publish_share = 10 * 64.0 / 8192;
+  HoldAPrompt();
+  Run(300);
+  Run(300);  // 8 chunks wait
+  EXPECT_FALSE(store_->WaitForSize(5, 100ms));
+  Run(300);  // is not taken
   EXPECT_TRUE(store_->WaitForSize(4 + 4));
   LetGo();
 }

@@ -123,6 +123,21 @@ TEST_F(PublishTest, MoreSegmentsThanTheBestEffortQueueHoldsAllArrive) {
   EXPECT_EQ(store_->size(), 80u + 80 + 40);
 }
 
+// A prompt that arrives asks the store over the same link: what nobody waits for goes in short puts over a slow one.
+TEST_F(PublishTest, OffersOverASlowLinkAreShort) {
+  Start(8192, 8192, options_);
+  std::mt19937 random(27);
+  const size_t chunk_bytes = ChunkPayloadBytes(*model_);
+  store_->SetPutPace(60ms);
+  (void)Ask(RandomPrompt(random, 5 * 64 + 1), [](PrefillRequest&) {});
+  ASSERT_TRUE(store_->WaitForSize(5));
+  for (const size_t bytes : store_->put_bytes()) EXPECT_EQ(bytes, chunk_bytes);
+  store_->SetPutPace(0ns);
+  (void)Ask(RandomPrompt(random, 30 * 64 + 1), [](PrefillRequest&) {});
+  ASSERT_TRUE(store_->WaitForSize(35));
+  EXPECT_GT(store_->put_bytes().back(), chunk_bytes) << "the window grows with the rate";
+}
+
 TEST_F(PublishTest, FailuresAreToldWithTheirCause) {
   std::mt19937 random(24);
   const auto text = RandomPrompt(random, 100);
