@@ -1,5 +1,7 @@
 #include "services/decode/decode_server.h"
 
+#include <algorithm>
+
 #include "services/base/address.h"
 #include "services/base/ids.h"
 #include "services/base/log.h"
@@ -100,6 +102,10 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
   DecodeServiceOptions service_options = options.service;
+  // Prompts are computed for the places of sequences that are about to end.
+  service_options.max_sequences = options.engine.executor.max_rows;
+  service_options.max_tickets =
+      std::max(service_options.max_tickets, 2 * static_cast<size_t>(service_options.max_sequences));
   service_options.tls = options.tls;
   service_options.transport = server->transport_.get();
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,

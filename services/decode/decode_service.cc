@@ -145,7 +145,7 @@ grpc::ServerUnaryReactor* DecodeService::GetInfo(grpc::CallbackServerContext* co
   response->set_reserved_tickets(static_cast<uint32_t>(tickets_.counts().reserved));
   response->set_free_pages(static_cast<uint64_t>(pool_.num_available()));
   response->set_total_pages(static_cast<uint64_t>(pool_.num_pages()));
-  response->set_max_sequences(static_cast<uint32_t>(options_.max_tickets));
+  response->set_max_sequences(static_cast<uint32_t>(options_.max_sequences));
   response->set_step_seconds(load.step_s);
   response->set_draining(draining());
   response->set_replays(true);

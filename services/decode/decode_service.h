@@ -25,7 +25,8 @@
 namespace spl::decode {
 
 struct DecodeServiceOptions {
-  size_t max_tickets = 256;
+  size_t max_tickets = 256;   // in all states together
+  int32_t max_sequences = 0;  // of one decode step, for routers
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
   std::shared_ptr<const PeerTls> tls;               // for calls to prefill workers; null: no TLS

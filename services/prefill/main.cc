@@ -3,6 +3,7 @@
 #include "services/base/open_files.h"
 #include "services/base/shutdown_signal.h"
 #include "services/prefill/prefill_server.h"
+#include "services/worker_flags/worker_defaults.h"
 #include "services/worker_flags/worker_flags.h"
 #include "services/worker_flags/worker_grammars.h"
 
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
         options.store_address = flags.store;
         options.engine.executor.num_threads = flags.num_threads;
         options.engine.executor.max_rows = flags.slice_tokens;
+        options.engine.max_concurrent = spl::DefaultsOf(model->backend().host_memory()).prompts_at_once;
         options.fidelity = {flags.fidelity_share, flags.quality_share};
         options.engine.session_share = flags.session_share;
         options.engine.fetch_by_cost = flags.fetch == "cost";

@@ -11,6 +11,7 @@
 #include "services/engine/model/fp8_activations.h"
 #include "services/hub/model_places.h"
 #include "services/worker_flags/kv_pool.h"
+#include "services/worker_flags/worker_defaults.h"
 
 namespace spl {
 
@@ -83,8 +84,9 @@ void AddFetchFlag(CLI::App& app, WorkerFlags& flags) {
 }
 
 void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
-  app.add_option("--max-sequences", flags.max_sequences, "most sequences in a decode batch")
-      ->check(CLI::Range(1, 4096))
+  app.add_option("--max-sequences", flags.max_sequences,
+                 "most sequences in a decode batch; 0: 64 on a CPU, 256 on a GPU")
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", flags.no_async_scheduling, kNoAsyncSchedulingHelp);
   app.add_flag("--no-step-costs", flags.no_step_costs, kNoStepCostsHelp);
@@ -112,8 +114,8 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
 
 void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--slice-tokens", flags.slice_tokens,
-                 "tokens of one prefill slice (chunked prefill), a multiple of 64")
-      ->check(CLI::Range(64, 65536))
+                 "tokens of one prefill slice (chunked prefill), a multiple of 64; 0: 512 on a CPU, 2048 on a GPU")
+      ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   app.add_option("--quality-share", flags.quality_share, kQualityShareHelp)
       ->check(CLI::Range(0.0, 1.0))
@@ -180,12 +182,20 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
   app.add_option("--fault", flags.faults, "NAME=ACTION of a fault point, for tests")->group("");
 }
 
+void FillDefaults(const engine::Model& model, WorkerFlags& flags) {
+  const WorkerDefaults defaults = DefaultsOf(model.backend().host_memory());
+  flags.slice_tokens = GivenOr(flags.slice_tokens, defaults.slice_tokens);
+  flags.max_sequences = GivenOr(flags.max_sequences, defaults.max_sequences);
+}
+
 absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags) {
   engine::ExecutorOptions executor;
-  if (role == WorkerRole::kDecode)
+  if (role == WorkerRole::kDecode) {
     executor.max_rows = executor.max_sequences = flags.max_sequences;
-  else
+  } else {
     executor.max_rows = flags.slice_tokens;
+    executor.max_sequences = static_cast<int32_t>(DefaultsOf(model.backend().host_memory()).prompts_at_once);
+  }
   KvPoolNeed need = NeedOfPool(role == WorkerRole::kDecode ? "decode" : "prefill", flags.kv_bytes, model, executor);
   if (role == WorkerRole::kDecode && flags.local_prefill_tokens > 0) {
     engine::ExecutorOptions local;

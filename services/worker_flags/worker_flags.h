@@ -71,7 +71,7 @@ struct WorkerFlags {
   int32_t tp = 1;
   std::optional<uint64_t> kv_bytes;  // for all ranks together; nullopt: auto, which RunWorker replaces by a size
   int32_t num_threads = 0;
-  int32_t max_sequences = 64;                // decode only
+  int32_t max_sequences = 0;                 // decode only; 0: by device, which RunWorker fills in (worker_defaults.h)
   bool no_async_scheduling = false;          // decode only
   bool no_step_costs = false;                // decode only
   uint32_t local_prefill_tokens = 0;         // decode only
@@ -87,7 +87,7 @@ struct WorkerFlags {
   }
   std::string fetch = "cost";             // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
   bool quantized_copies = true;           // prefill only
-  int32_t slice_tokens = 512;             // prefill only
+  int32_t slice_tokens = 0;               // prefill only; 0: as max_sequences
   std::string kv_transport = "auto";      // auto, device, shm, tcp
   double kv_min_gb_per_s = 0;             // prefill only
   uint64_t host_kv_bytes = 256ull << 20;  // with a GPU: staging memory (prefill) or landing memory (decode)
@@ -149,7 +149,9 @@ absl::StatusOr<std::shared_ptr<const engine::Model>> LoadModel(
     const ModelSource& source, const std::string& backend, const std::string& kv_dtype, int32_t tp = 1,
     std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_progress = nullptr);
 
-// Gives flags.kv_bytes a size (SizeKvPools) where it is auto.
+// Fills in the numbers that depend on the model's device, where the operator gave none.
+void FillDefaults(const engine::Model& model, WorkerFlags& flags);
+// Gives flags.kv_bytes a size (SizeKvPools) where it is auto. Needs FillDefaults.
 absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags);
 
 // Parses flags, loads the model, starts the server, prints "ready grpc=… metrics=…", waits for the end, and stops.
@@ -183,6 +185,7 @@ int RunWorker(int argc, char** argv, ShutdownSignal& stop, WorkerRole role, cons
   if (!loading.ok()) return fail(Annotate(loading.status(), "--metrics-listen"));
   auto model = LoadModel(flags.model, flags.backend, flags.kv_dtype, flags.tp, (*loading)->Reporter());
   if (!model.ok()) return fail(model.status());
+  FillDefaults(**model, flags);
   if (const absl::Status status = SizeKvPool(role, **model, flags); !status.ok()) return fail(status);
   (*loading)->Stop();
   auto server = start(flags, std::move(*model));

@@ -151,8 +151,8 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
                  "step fit into it; 0: slices and steps alternate. Default: 50 on a CPU; on a GPU prompts and decode "
                  "steps run at the same time")
       ->check(CLI::Range(0, 60000));
-  app.add_option("--max-sequences", c.max_sequences, "most sequences in a decode batch")
-      ->check(CLI::Range(1, 4096))
+  app.add_option("--max-sequences", c.max_sequences, "most sequences in a decode batch; 0: 64 on a CPU, 256 on a GPU")
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
   app.add_flag("--no-step-costs", c.no_step_costs, kNoStepCostsHelp);

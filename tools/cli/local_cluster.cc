@@ -10,6 +10,7 @@
 #include "services/engine/execution/workspace_bytes.h"
 #include "services/router/open_address.h"
 #include "services/worker_flags/kv_pool.h"
+#include "services/worker_flags/worker_defaults.h"
 #include "services/worker_flags/worker_flags.h"
 #include "services/worker_flags/worker_grammars.h"
 
@@ -21,30 +22,24 @@ constexpr std::chrono::milliseconds kReadyPoll{5};
 // For a worker in the router's own process to answer. It is silent only when the whole machine is busy, and there is no
 // other worker to which its requests could move: taking it for lost would only fail them.
 constexpr std::chrono::seconds kAnswerTimeout{30};
-// Slices of 512 tokens cost a GPU 5 %. A prompt that shares the device with running sequences has shorter ones.
-constexpr int32_t kSliceTokensOnHost = 512, kSliceTokensOnGpu = 2048;
-
-// Prompts that hold pages at one time. A GPU computes as many short ones in a pass as fill it.
-size_t PromptsAtOnce(const engine::Model& model) { return model.backend().host_memory() ? 16 : 64; }
-
 struct PoolBytes {
   uint64_t prefill = 0, decode = 0;
 };
 
 // Sizes of the page pools on the devices: one that both workers share, or one of each.
-absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, int32_t slice_tokens,
+absl::StatusOr<PoolBytes> SizePools(const LocalClusterOptions& options, const WorkerDefaults& sizes,
                                     const engine::Model& prefill, const engine::Model& decode, bool shared) {
-  const engine::ExecutorOptions steps{.max_rows = options.max_sequences, .max_sequences = options.max_sequences};
+  const engine::ExecutorOptions steps{.max_rows = sizes.max_sequences, .max_sequences = sizes.max_sequences};
   if (shared) {
     KvPoolNeed both = NeedOfPool("shared", options.kv_bytes, decode, steps);
     // Passes of prompts take decode steps along.
     both.other_bytes += engine::WorkspaceBytes(
-        prefill, {.max_rows = slice_tokens,
-                  .max_sequences = options.max_sequences + static_cast<int32_t>(PromptsAtOnce(prefill))});
+        prefill, {.max_rows = sizes.slice_tokens,
+                  .max_sequences = sizes.max_sequences + static_cast<int32_t>(sizes.prompts_at_once)});
     SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes, SizeKvPools(decode, {&both, 1}));
     return PoolBytes{.prefill = bytes[0], .decode = bytes[0]};
   }
-  const KvPoolNeed needs[] = {NeedOfPool("prefill", options.kv_bytes, prefill, {.max_rows = slice_tokens}),
+  const KvPoolNeed needs[] = {NeedOfPool("prefill", options.kv_bytes, prefill, {.max_rows = sizes.slice_tokens}),
                               NeedOfPool("decode", options.kv_bytes, decode, steps)};
   SPLICE_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes,
                           SizeKvPools(prefill.num_ranks() > decode.num_ranks() ? prefill : decode, needs));
@@ -119,10 +114,10 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
                                         const std::shared_ptr<const engine::Model>& model,
                                         const std::shared_ptr<const engine::Model>& decode_model) {
   const bool shares_pool = decode_model == model && options.kv_transport == "auto";
-  const int32_t slice_tokens = options.slice_tokens > 0         ? options.slice_tokens
-                               : model->backend().host_memory() ? kSliceTokensOnHost
-                                                                : kSliceTokensOnGpu;
-  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, slice_tokens, *model, *decode_model, shares_pool));
+  WorkerDefaults sizes = DefaultsOf(model->backend().host_memory());
+  sizes.slice_tokens = GivenOr(options.slice_tokens, sizes.slice_tokens);
+  sizes.max_sequences = GivenOr(options.max_sequences, sizes.max_sequences);
+  SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, sizes, *model, *decode_model, shares_pool));
 
   // One cache for both: the second worker finds what the first has compiled.
   const auto grammars = MakeWorkerGrammars(TextFolder(options), *model);
@@ -133,7 +128,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   decode.kv_bytes = pools.decode;
   decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
-  decode.engine.executor.max_rows = options.max_sequences;
+  decode.engine.executor.max_rows = sizes.max_sequences;
   if (options.no_async_scheduling) decode.engine.async_scheduling = false;
   if (options.no_step_costs) decode.engine.measure_step_costs = false;
   decode.engine.fidelity.share = options.fidelity_share;
@@ -152,8 +147,8 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   prefill.store_address = store_->grpc_address();
   prefill.engine.fetch_by_cost = options.fetch_by_cost;
   prefill.engine.executor.num_threads = options.num_threads;
-  prefill.engine.executor.max_rows = slice_tokens;
-  prefill.engine.max_concurrent = PromptsAtOnce(*model);
+  prefill.engine.executor.max_rows = sizes.slice_tokens;
+  prefill.engine.max_concurrent = sizes.prompts_at_once;
   prefill.SetKvTransport(options.kv_transport);
   if (shares_pool)
     prefill.neighbour = {.pool = decode_->shared(),

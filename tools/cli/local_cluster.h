@@ -47,11 +47,11 @@ struct LocalClusterOptions {
   bool fetch_by_cost = false;  // engine::PrefillEngineOptions::fetch_by_cost
   uint64_t store_memory_bytes = 512ull << 20;
   uint64_t store_disk_bytes = 8ull << 30;
-  int32_t num_threads = 0;  // compute threads per worker; 0: one per core
-  int32_t max_sequences = 64;
+  int32_t num_threads = 0;           // compute threads per worker; 0: one per core
+  int32_t max_sequences = 0;         // in a decode step; 0: by device (worker_defaults.h)
   bool no_async_scheduling = false;  // DecodeEngineOptions::async_scheduling
   bool no_step_costs = false;        // DecodeEngineOptions::measure_step_costs
-  int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: 512 on a CPU, 2,048 on a GPU
+  int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: by device
   // Turns of prompts and decode steps (engine::StepTurns), where both workers share a pool; nullopt: 50 ms on a CPU,
   // none on a GPU, which runs both at the same time.
   std::optional<int64_t> itl_target_ms;

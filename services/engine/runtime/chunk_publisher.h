@@ -117,7 +117,7 @@ class ChunkPublisher {
   BoundedQueue<ChunkRun> offers_;
   BoundedQueue<PublishOrder> orders_;
   std::atomic<int64_t> num_held_{0};
-  std::atomic<size_t> offered_chunks_{0};  // of offers that wait or are being put
+  std::atomic<size_t> offered_chunks_{0};  // chunks of offers that wait or are being put
   std::atomic<bool> crowded_{false};       // an offer was not taken since the last one was put
   size_t offer_window_bytes_ = 0;          // the offer thread's
   std::vector<std::thread> threads_;       // last: they start when all other members exist

@@ -44,7 +44,7 @@ double HoldForAnswer(const FetchTimes& times, double latency_s);
 double HoldForBytes(const FetchTimes& times);
 // Whether a prompt that has waited so long loses nothing by waiting on: what has arrived saves it that much computing.
 bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s);
-// The same for copies of segments, which the prompt needs before it begins: never longer than computing takes. What
+// The same for copies of segments, which the prompt needs before it begins: never longer than computing takes. All that
 // exceeds kHeldShare is in proportion to found_share: an answer that there is nothing takes its time, too.
 double HoldForCopies(const FetchTimes& times);
 // Rows that a prompt computes while it expects more to arrive within `seconds`: a larger pass would end after that.

@@ -18,7 +18,7 @@ class LinkMeter {
   struct Estimate {
     double latency_s = 0;    // until the first chunk, without its bytes
     double bytes_per_s = 0;  // 0: not measured yet
-    double found_share = 1;  // of the tokens that the store was asked for lately; 1 before anything was asked
+    double found_share = 1;  // share of the tokens that were asked for lately; 1 before anything was
   };
 
   explicit LinkMeter(const Clock& clock = Clock::Real()) : clock_(clock), measured_(clock.Now()) {}

@@ -55,7 +55,7 @@ class PromptFetcher {
   // Nobody waits for this: what the store has for the receipt, and now and then how fast the link is by now.
   void LookAround(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline);
   void MeasureLink(std::span<const chunk::ChunkKey> keys, SteadyTime deadline);
-  // Of `num_chunks` chunks of the prompt's start and the segments behind them.
+  // For `num_chunks` chunks of the prompt's start and the segments behind them.
   FetchTimes TimesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const;
   int64_t BytesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const;
   double HoldFor(const PromptFetch& fetch, const FetchTimes& times, bool answered) const;
