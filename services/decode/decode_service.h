@@ -26,7 +26,7 @@ namespace spl::decode {
 
 struct DecodeServiceOptions {
   size_t max_tickets = 256;   // in all states together
-  int32_t max_sequences = 0;  // of one decode step, for routers
+  int32_t max_sequences = 0;  // that run in one decode step; routers are told
   std::chrono::milliseconds default_ttl{60'000};
   std::chrono::milliseconds max_ttl{600'000};
   std::shared_ptr<const PeerTls> tls;               // for calls to prefill workers; null: no TLS

@@ -63,7 +63,7 @@ std::vector<std::string> StatusLines(const json& s) {
       fmt::format("prefill    {} workers ({} draining), {} tokens queued, {:.0f} tokens/s",
                   prefill["workers"].get<uint64_t>(), prefill["draining"].get<uint64_t>(),
                   prefill["queued_tokens"].get<uint64_t>(), prefill["tokens_per_second"].get<double>()),
-      fmt::format("decode     {} workers ({} draining), {} of {} KV reservations, KV {:.1f} % full",
+      fmt::format("decode     {} workers ({} draining), {} of {} sequences, KV {:.1f} % full",
                   decode["workers"].get<uint64_t>(), decode["draining"].get<uint64_t>(),
                   decode["sequences"].get<uint64_t>(), decode["max_sequences"].get<uint64_t>(), KvShare(decode)),
   };
@@ -82,7 +82,7 @@ std::vector<std::string> WorkerLines(const json& workers, size_t width, size_t m
     const std::string load =
         prefill ? fmt::format("{} tokens queued, {:.0f}/s", w["queued_tokens"].get<uint64_t>(),
                               w["tokens_per_second"].get<double>())
-                : fmt::format("{} of {} reservations, {:.1f} ms/step", w["sequences"].get<uint64_t>(),
+                : fmt::format("{} of {} sequences, {:.1f} ms/step", w["sequences"].get<uint64_t>(),
                               w["max_sequences"].get<uint64_t>(), w["step_seconds"].get<double>() * 1e3);
     table.AddRow({Text(w["worker"]), Text(w["role"]), w["draining"].get<bool>() ? "draining" : "ready",
                   Text(w["address"]), prefill ? "" : fmt::format("{:.1f} %", KvShare(w)), load, LinksOf(w)});

@@ -49,7 +49,7 @@ const pools = s => {
   const p = s.pools.prefill, d = s.pools.decode, used = d.total_pages ? 1 - d.free_pages / d.total_pages : 0;
   fillTable($('pools'), ['pool', 'workers', 'draining', 'load', 'speed and KV'], [
     {key: 'prefill', cells: ['prefill', p.workers, p.draining, num(p.queued_tokens) + ' tokens queued', num(p.tokens_per_second) + ' tokens/s']},
-    {key: 'decode', cells: ['decode', d.workers, d.draining, `${num(d.sequences)} of ${num(d.max_sequences)} KV reservations`,
+    {key: 'decode', cells: ['decode', d.workers, d.draining, `${num(d.sequences)} of ${num(d.max_sequences)} sequences`,
                             {text: 'KV ' + percent(used), share: used}]}], '');
 };
 

@@ -54,7 +54,7 @@ const row = w => {
   const prefill = w.role === 'prefill';
   return {key: w.worker, cells: [
     w.worker, w.role, w.draining ? {text: 'draining', tone: 'warn'} : {text: 'ready', tone: 'good'},
-    prefill ? num(w.queued_tokens) + ' tokens queued' : `${num(w.sequences)} of ${num(w.max_sequences)} KV reservations`,
+    prefill ? num(w.queued_tokens) + ' tokens queued' : `${num(w.sequences)} of ${num(w.max_sequences)} sequences`,
     kvCell(w),
     prefill ? num(w.tokens_per_second) + ' tokens/s' : num(w.step_seconds * 1e3, 1) + ' ms a step',
     {text: w.address, mono: true}, versionCell(w.version),
