@@ -33,7 +33,7 @@ bool ChunkPublisher::Offer(ChunkRun run) {
   run.offered = Clock::now();
   const size_t num_chunks = run.keys.size() - std::min(run.first_chunk, run.keys.size());
   const size_t before = offered_chunks_.fetch_add(num_chunks);
-  const bool fits = before == 0 || before + num_chunks <= options_.max_offered_chunks;
+  const bool fits = offers_.size() < options_.few_offers || before + num_chunks <= options_.max_offered_chunks;
   const bool taken = fits && offers_.TryPush(std::move(run));
   if (!taken) {
     offered_chunks_.fetch_sub(num_chunks);

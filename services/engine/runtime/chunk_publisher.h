@@ -51,9 +51,10 @@ struct ChunkPublisherOptions {
   std::shared_ptr<chunk::ChunkStore> store;
   std::chrono::milliseconds offer_timeout{2000};   // for one put of an offered run
   std::chrono::milliseconds order_timeout{30000};  // for one put of an order; a durable put waits for the store's disk
-  // Offered runs and chunks that may wait: they hold pages. A run that exceeds one of them is not published; a run that
-  // finds nothing waiting is taken whatever its length.
+  // Offered runs and chunks that may wait: they hold pages. A run that exceeds one of them is not published. few_offers
+  // runs may wait whatever their length: chunks of a prompt and of its segments share pages, and are counted twice.
   size_t max_offers = 256;
+  size_t few_offers = 8;
   size_t max_offered_chunks = 1024;
   // Waits until no client waits for the worker, at most until the time given, and returns whether that is so. An offer
   // is packed and sent only then; but when it has waited for max_delay, or another one was not taken, it goes on all

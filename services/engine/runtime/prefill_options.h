@@ -40,8 +40,8 @@ struct PrefillEngineOptions {
   int num_fetch_threads = 4;  // prompts fetched in parallel: a large one does not hold up small ones
   // Longest that new chunks wait for a moment without prompts before they are put into the store all the same.
   std::chrono::milliseconds publish_delay_max{10'000};
-  // Prompts and segments that may wait to be published, and the share of the pool's pages that they may hold. More are
-  // not published.
+  // Prompts and segments that may wait to be published, and the share of the pool's pages that more than eight of them
+  // may hold. More are not published.
   size_t max_publish_queued = 256;
   double publish_share = 0.125;
   size_t max_publish_calls = 64;                     // Publish calls under way; more are refused

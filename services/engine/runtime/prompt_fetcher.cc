@@ -196,16 +196,18 @@ void PromptFetcher::ReadByCost(const PrefillJob& job, PromptFetch& fetch, Steady
 
 void PromptFetcher::Read(const PrefillJob& job, PromptFetch& fetch, size_t num_chunks, SteadyTime deadline) {
   const auto stop = [&] { return job.cancelled() || fetch.closed(); };
+  size_t num_read = 0;
   if (num_chunks > 0) {
     const auto keys = fetch.prefix.InOrder(job.reusable_keys().subspan(fetch.first_chunk, num_chunks));
-    (void)store_->FetchLeading(
+    const auto read = store_->FetchLeading(
         keys, deadline,
         [&](size_t index, const chunk::ChunkHeader& header) {
           return stop() ? chunk::Pieces() : fetch.prefix.PlaceFor(index, header);
         },
         [&](size_t index, const chunk::ChunkHeader& header) { return !stop() && fetch.prefix.Land(index, header); });
+    num_read = read.value_or(0);
   }
-  const std::vector<WantedSegment> wanted = WantedBehind(job, fetch, num_chunks);
+  const std::vector<WantedSegment> wanted = WantedBehind(job, fetch, num_read);
   segments_.Fetch(wanted, *job.policy, deadline, stop, [&](FetchedSegments&& segments) {
     link_.NoteFound(segments.asked_tokens, segments.num_tokens);
     fetch.Deliver(std::move(segments));

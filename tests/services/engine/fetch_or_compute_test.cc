@@ -353,11 +353,11 @@ TEST_F(IdlePublishingTest, AllDocumentsOfAPromptWait) {
 // What waits holds pages, of which prompts need some.
 TEST_F(IdlePublishingTest, NorWhileItHoldsTooManyPages) {
   options_.publish_delay_max = 600s;
-  options_.publish_share = 10 * 64.0 / 8192;
+  options_.publish_share = 40 * 64.0 / 8192;
   HoldAPrompt();
-  Run(300);
-  Run(300);  // 8 chunks wait
+  for (int i = 0; i < 9; ++i) Run(300);  // 36 chunks wait
   EXPECT_FALSE(store_->WaitForSize(5, 100ms));
+  Run(300);
   Run(300);  // is not taken
   EXPECT_TRUE(store_->WaitForSize(4 + 4));
   LetGo();
