@@ -24,7 +24,12 @@ constexpr WorkerDefaults DefaultsOf(bool on_host) {
                  : WorkerDefaults{.slice_tokens = 2048, .max_sequences = 256, .prompts_at_once = 64};
 }
 
-// A number that an operator gave, or the default. 0: none was given.
-constexpr int32_t GivenOr(int32_t given, int32_t otherwise) { return given > 0 ? given : otherwise; }
+// The same with the numbers that an operator gave. 0: none was given.
+constexpr WorkerDefaults SizesOf(bool on_host, int32_t slice_tokens, int32_t max_sequences) {
+  WorkerDefaults sizes = DefaultsOf(on_host);
+  if (slice_tokens > 0) sizes.slice_tokens = slice_tokens;
+  if (max_sequences > 0) sizes.max_sequences = max_sequences;
+  return sizes;
+}
 
 }  // namespace spl

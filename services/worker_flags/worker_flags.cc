@@ -115,7 +115,7 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
 void AddPrefillFlags(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--slice-tokens", flags.slice_tokens,
                  "tokens of one prefill slice (chunked prefill), a multiple of 64; 0: 512 on a CPU, 2048 on a GPU")
-      ->check(CLI::Range(0, 65536))
+      ->check(CLI::IsMember({0}) | CLI::Range(64, 65536))
       ->capture_default_str();
   app.add_option("--quality-share", flags.quality_share, kQualityShareHelp)
       ->check(CLI::Range(0.0, 1.0))
@@ -183,9 +183,9 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
 }
 
 void FillDefaults(const engine::Model& model, WorkerFlags& flags) {
-  const WorkerDefaults defaults = DefaultsOf(model.backend().host_memory());
-  flags.slice_tokens = GivenOr(flags.slice_tokens, defaults.slice_tokens);
-  flags.max_sequences = GivenOr(flags.max_sequences, defaults.max_sequences);
+  const WorkerDefaults sizes = SizesOf(model.backend().host_memory(), flags.slice_tokens, flags.max_sequences);
+  flags.slice_tokens = sizes.slice_tokens;
+  flags.max_sequences = sizes.max_sequences;
 }
 
 absl::Status SizeKvPool(WorkerRole role, const engine::Model& model, WorkerFlags& flags) {

@@ -114,9 +114,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
                                         const std::shared_ptr<const engine::Model>& model,
                                         const std::shared_ptr<const engine::Model>& decode_model) {
   const bool shares_pool = decode_model == model && options.kv_transport == "auto";
-  WorkerDefaults sizes = DefaultsOf(model->backend().host_memory());
-  sizes.slice_tokens = GivenOr(options.slice_tokens, sizes.slice_tokens);
-  sizes.max_sequences = GivenOr(options.max_sequences, sizes.max_sequences);
+  const WorkerDefaults sizes = SizesOf(model->backend().host_memory(), options.slice_tokens, options.max_sequences);
   SPLICE_ASSIGN_OR_RETURN(const PoolBytes pools, SizePools(options, sizes, *model, *decode_model, shares_pool));
 
   // One cache for both: the second worker finds what the first has compiled.

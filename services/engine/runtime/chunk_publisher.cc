@@ -21,6 +21,8 @@ constexpr size_t kWindowBytes = 16 << 20;
 // The same of an offer, in time: the question of a prompt that arrives meanwhile stands behind it on the link.
 constexpr double kOfferWindowSeconds = 0.05;
 
+size_t NumChunks(const ChunkRun& run) { return run.keys.size() - std::min(run.first_chunk, run.keys.size()); }
+
 }  // namespace
 
 ChunkPublisher::ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPublisherOptions& options)
@@ -31,7 +33,7 @@ ChunkPublisher::ChunkPublisher(std::shared_ptr<const Model> model, const ChunkPu
 
 bool ChunkPublisher::Offer(ChunkRun run) {
   run.offered = Clock::now();
-  const size_t num_chunks = run.keys.size() - std::min(run.first_chunk, run.keys.size());
+  const size_t num_chunks = NumChunks(run);
   const size_t before = offered_chunks_.fetch_add(num_chunks);
   const bool fits = offers_.size() < options_.few_offers || before + num_chunks <= options_.max_offered_chunks;
   const bool taken = fits && offers_.TryPush(std::move(run));
@@ -136,7 +138,7 @@ void ChunkPublisher::OfferLoop() {
     if (offers_.closed()) return;
     if (!run) continue;
     PutOffer(*run);
-    offered_chunks_.fetch_sub(run->keys.size() - std::min(run->first_chunk, run->keys.size()));
+    offered_chunks_.fetch_sub(NumChunks(*run));
     crowded_ = false;
     run.reset();  // gives the pages back
     Released();

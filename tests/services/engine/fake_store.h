@@ -77,61 +77,38 @@ class FakeStore final : public chunk::ChunkStore {
     return report;
   }
 
-  void BlockCounts(bool blocked) {
-    std::lock_guard lock(mutex_);
-    counts_blocked_ = blocked;
-    changed_.notify_all();
-  }
-  void BlockPuts(bool blocked) {
-    std::lock_guard lock(mutex_);
-    puts_blocked_ = blocked;
-    changed_.notify_all();
-  }
+  void BlockCounts(bool blocked) { Set(counts_blocked_, blocked); }
+  void BlockPuts(bool blocked) { Set(puts_blocked_, blocked); }
   // Gets of this chunk wait until it is another's turn, or nobody's.
-  void BlockGetsOf(const std::optional<chunk::ChunkKey>& key) {
-    std::lock_guard lock(mutex_);
-    blocked_get_ = key;
-    changed_.notify_all();
-  }
+  void BlockGetsOf(const std::optional<chunk::ChunkKey>& key) { Set(blocked_get_, key); }
   bool WaitForBlockedGet() {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return num_waiting_gets_ > 0; });
+    return WaitUntil([&] { return num_waiting_gets_ > 0; });
   }
   // Every chunk takes so long to put.
-  void SetPutPace(std::chrono::nanoseconds pace) {
-    std::lock_guard lock(mutex_);
-    put_pace_ = pace;
-    changed_.notify_all();
-  }
+  void SetPutPace(std::chrono::nanoseconds pace) { Set(put_pace_, pace); }
   // Payload bytes of each put.
   std::vector<size_t> put_bytes() const {
     std::lock_guard lock(mutex_);
     return put_bytes_;
   }
   // Every chunk takes so long to read.
-  void SetPace(std::chrono::nanoseconds pace) {
-    std::lock_guard lock(mutex_);
-    pace_ = pace;
-    changed_.notify_all();
-  }
+  void SetPace(std::chrono::nanoseconds pace) { Set(pace_, pace); }
   // Chunks that were read, and calls of CountLeading, from the start on.
   size_t num_gets() const {
     std::lock_guard lock(mutex_);
     return num_gets_;
   }
   bool WaitForGets(size_t n) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return num_gets_ >= n; });
+    return WaitUntil([&] { return num_gets_ >= n; });
   }
   size_t num_counts() const {
     std::lock_guard lock(mutex_);
     return num_counts_;
   }
   bool WaitForCounts(size_t n) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, 20s, [&] { return num_counts_ >= n; });
+    return WaitUntil([&] { return num_counts_ >= n; });
   }
-  // What every put is answered with.
+  // Every put is answered with this.
   void RefusePuts(const absl::Status& status) {
     std::lock_guard lock(mutex_);
     put_status_ = status;
@@ -159,13 +136,23 @@ class FakeStore final : public chunk::ChunkStore {
     return chunks_.size();
   }
   bool WaitForSize(size_t n, std::chrono::milliseconds limit = 20s) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, limit, [&] { return chunks_.size() >= n; });
+    return WaitUntil([&] { return chunks_.size() >= n; }, limit);
   }
 
   std::atomic<bool> fail{false};
 
  private:
+  template <typename T>
+  void Set(T& member, const T& value) {
+    std::lock_guard lock(mutex_);
+    member = value;
+    changed_.notify_all();
+  }
+  bool WaitUntil(const std::function<bool()>& holds, std::chrono::milliseconds limit = 20s) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, limit, holds);
+  }
+
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   bool puts_blocked_ = false, counts_blocked_ = false, forgetful_ = false;

@@ -350,7 +350,7 @@ TEST_F(IdlePublishingTest, AllDocumentsOfAPromptWait) {
   EXPECT_TRUE(store_->WaitForSize(4 + 40 + 80)) << store_->size();
 }
 
-// What waits holds pages, of which prompts need some.
+// Runs that wait hold pages, and prompts need some.
 TEST_F(IdlePublishingTest, NorWhileItHoldsTooManyPages) {
   options_.publish_delay_max = 600s;
   options_.publish_share = 40 * 64.0 / 8192;
