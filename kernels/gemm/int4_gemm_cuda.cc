@@ -72,6 +72,10 @@ cudaError_t Int4Gemm(const Int4GemmArgs& a, bool one_order, cudaStream_t stream)
   if (a.num_rows == 0) return cudaSuccess;
   if (!IsInt4Served(a.in_features, a.scale_group)) return cudaErrorNotSupported;
   if (a.column_order != nullptr) return OrderedGemm(a, one_order, stream);
+  if (!one_order && FitsInt4DigitsGemmSm90(a)) {
+    const cudaError_t e = Int4DigitsGemmSm90(a, stream);
+    if (e != cudaErrorNotSupported) return e;
+  }
   if (!one_order && FitsSkinnyInt4GemmSm90(a)) {
     const cudaError_t e = SkinnyInt4GemmSm90(a, stream);
     if (e != cudaErrorNotSupported) return e;

@@ -57,46 +57,84 @@ __device__ __forceinline__ void StoreColumns(const ResidentX& x, int group, int 
                : "memory");
 }
 
-// Converts rows of `in` columns, in chunks of kGroups groups; this warp every kWarps-th chunk, as it multiplies them.
-// Half a warp converts a group of a row. Columns past the last are zeros. kSums: makes x.sums.
-template <ColumnOrder kOrder, int kGroups, int kWarps, bool kSums>
-__device__ void ConvertRows(const __nv_bfloat16* from, int64_t in, int chunks, const ResidentX& x) {
-  constexpr int kAtOnce = 4;  // loads in flight
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16;
-  const int units = (chunks - warp + kWarps - 1) / kWarps * kGroups;  // groups of this warp
-  if (units == 0) return;
-  int unit = half, row = 0;  // half a warp's next one
+// The groups of x that half a warp converts, one after the other: of chunks of kGroups groups every kWarps-th one,
+// which is what this warp multiplies, and of all rows.
+template <int kGroups, int kWarps>
+struct GroupWalk {
+  const int warp, units, rows;  // units: groups of a row of this warp
+  int unit, row = 0;            // half a warp's next one
+
+  __device__ GroupWalk(int chunks, int rows)
+      : warp(threadIdx.x / 32),
+        units((chunks - warp + kWarps - 1) / kWarps * kGroups),
+        rows(rows),
+        unit(threadIdx.x % 32 / 16) {}
+  // Past the last one the last one is made again: both halves stay together, and write what stands there.
+  __device__ void Next(int& group, int& of_row) {
+    while (unit >= units) {
+      unit -= units;
+      ++row;
+    }
+    of_row = min(row, rows - 1);
+    const int turn = row < rows ? unit : units - 1;
+    group = (turn / kGroups * kWarps + warp) * kGroups + turn % kGroups;
+    unit += 2;
+  }
+};
+
+// Eight columns of a group, pairs of bf16; columns past the last are zeros.
+__device__ __forceinline__ uint4 LoadColumns(const __nv_bfloat16* from, int64_t in, int group, int row) {
+  const int column = group * kResidentGroup + threadIdx.x % 16 * 8;
+  return column < in ? *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(row) * in + column)
+                     : uint4{0, 0, 0, 0};
+}
+
+// The bits of the largest magnitude of each of kCount groups, of which this lane has eight columns.
+template <int kCount>
+__device__ __forceinline__ void LargestOf(const uint4 (&bits)[kCount], uint32_t (&most)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t two = __vmaxu2(__vmaxu2(bits[i].x & 0x7fff7fffu, bits[i].y & 0x7fff7fffu),
+                                  __vmaxu2(bits[i].z & 0x7fff7fffu, bits[i].w & 0x7fff7fffu));
+    most[i] = max(two & 0xffffu, two >> 16);
+  }
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
+  }
+}
+
+// Calls convert<n>(), n the groups that half a warp has in flight: no more than it has, or the last one would be made
+// several times.
+template <typename Walk, typename Convert>
+__device__ __forceinline__ void ConvertAtOnce(const Walk& walk, const Convert& convert) {
+  const int groups = walk.units * walk.rows;  // of the warp
+  if (groups == 0) return;
+  if (groups <= 2) {
+    convert.template operator()<1>();
+  } else if (groups <= 4) {
+    convert.template operator()<2>();
+  } else {
+    convert.template operator()<4>();
+  }
+  __syncwarp();
+}
+
+template <ColumnOrder kOrder, bool kSums, int kAtOnce, typename Walk>
+__device__ __forceinline__ void ConvertGroups(const __nv_bfloat16* from, int64_t in, Walk walk, const ResidentX& x) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int done = 0; done < units * x.rows; done += 2 * kAtOnce) {
+  for (int done = 0; done < walk.units * x.rows; done += 2 * kAtOnce) {
     uint4 bits[kAtOnce];
     int group[kAtOnce], of_row[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      while (unit >= units) {
-        unit -= units;
-        ++row;
-      }
-      // Past the last one the last one is made again: both halves stay together, and write what stands there.
-      of_row[i] = min(row, x.rows - 1);
-      const int turn = row < x.rows ? unit : units - 1;
-      group[i] = (turn / kGroups * kWarps + warp) * kGroups + turn % kGroups;
-      const int column = group[i] * kResidentGroup + lane % 16 * 8;
-      bits[i] = column < in ? *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(of_row[i]) * in + column)
-                            : uint4{0, 0, 0, 0};
-      unit += 2;
-    }
     uint32_t most[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const uint32_t two = __vmaxu2(__vmaxu2(bits[i].x & 0x7fff7fffu, bits[i].y & 0x7fff7fffu),
-                                    __vmaxu2(bits[i].z & 0x7fff7fffu, bits[i].w & 0x7fff7fffu));
-      most[i] = max(two & 0xffffu, two >> 16);
+      walk.Next(group[i], of_row[i]);
+      bits[i] = LoadColumns(from, in, group[i], of_row[i]);
     }
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
-    }
+    LargestOf(bits, most);
     float sum[kAtOnce] = {};
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -127,7 +165,13 @@ __device__ void ConvertRows(const __nv_bfloat16* from, int64_t in, int chunks, c
       }
     }
   }
-  __syncwarp();
+}
+
+// Converts rows of `in` columns; half a warp converts a group of a row (GroupWalk). kSums: makes x.sums.
+template <ColumnOrder kOrder, int kGroups, int kWarps, bool kSums>
+__device__ __forceinline__ void ConvertRows(const __nv_bfloat16* from, int64_t in, int chunks, const ResidentX& x) {
+  const GroupWalk<kGroups, kWarps> walk(chunks, x.rows);
+  ConvertAtOnce(walk, [&]<int kAtOnce>() { ConvertGroups<kOrder, kSums, kAtOnce>(from, in, walk, x); });
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL

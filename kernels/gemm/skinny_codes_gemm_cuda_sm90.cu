@@ -23,14 +23,13 @@
 #include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/gemm/int4_gemm_device.h"
 #include "kernels/gemm/resident_x_sm90.h"
+#include "kernels/gemm/skinny_codes_ring_sm90.h"
 #include "kernels/gemm/skinny_codes_sm90.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ int FeatureOf(int g) { return g >> 1 | (g & 1) << 2; }
 
 // Two e4m3 codes, exactly.
 __device__ __forceinline__ uint32_t WidenE4M3(uint32_t codes) {
@@ -43,64 +42,6 @@ __device__ __forceinline__ uint32_t WidenE4M3(uint32_t codes) {
 // 64 + the codes of bits 4 to 7 and 20 to 23.
 __device__ __forceinline__ uint32_t WidenInt4(uint32_t codes) { return (codes & 0x00f000f0u) | 0x54005400u; }
 constexpr float kInt4Bias = 64;
-
-// The stages of a warp's codes: its chunks of the block's tiles, in turn.
-template <int kFeatures, int kWarps>
-struct CodeRing {
-  static constexpr int kStage = kFeatures * kRowBytes;
-  const Params& p;
-  const CUtensorMap& map;
-  const uint32_t codes, full;  // addresses
-  const int warp, num_tiles;
-  int tile, chunk;  // that are loaded next; a warp without a chunk is past the last tile from the start
-
-  __device__ CodeRing(const Params& p, const CUtensorMap& map, char* smem, int num_tiles)
-      : p(p),
-        map(map),
-        codes(SmemAddress(smem) + threadIdx.x / 32 * p.layout.stages * kStage),
-        full(SmemAddress(smem + p.layout.barriers) + threadIdx.x / 32 * kMaxStages * 8),
-        warp(threadIdx.x / 32),
-        num_tiles(num_tiles),
-        tile(warp < p.chunks ? static_cast<int>(blockIdx.x) : num_tiles),
-        chunk(warp) {}
-  // By one lane.
-  __device__ void Load(int stage) {
-    if (tile >= num_tiles) return;
-    MbarrierArriveExpect(full + 8 * stage, kStage);
-    TmaLoad2(codes + stage * kStage, &map, full + 8 * stage, chunk * kRowBytes, tile * kFeatures);
-    chunk += kWarps;
-    if (chunk >= p.chunks) {
-      chunk = warp;
-      tile += gridDim.x;
-    }
-  }
-  __device__ void Begin() {  // by one lane
-    for (int i = 0; i < p.layout.stages; ++i) MbarrierInit(full + 8 * i, 1);
-    MbarrierInitFence();
-    FenceProxyAsync();
-    for (int i = 0; i < p.layout.stages; ++i) Load(i);
-  }
-};
-
-// Scales and zero points of a tile.
-struct TileFactors {
-  float* scales;
-  uint8_t* zeros;
-};
-
-// Begins to copy the factors of a tile; all threads of the block call it.
-template <Codes kCodes, int kFeatures, int kThreads>
-__device__ __forceinline__ void CopyFactors(const Params& p, int tile, const TileFactors& to) {
-  const int groups = p.num_groups;
-  const int64_t begin = static_cast<int64_t>(tile) * kFeatures * groups;
-  const auto count = static_cast<int>(min(int64_t{kFeatures} * groups, p.out * groups - begin));
-  for (int i = threadIdx.x; i < count; i += kThreads)
-    CpAsync4(SmemAddress(to.scales + i + i / groups), p.scales + begin + i, 4);
-  if constexpr (kCodes == Codes::kInt4) {
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * kThreads)
-      CpAsync4(SmemAddress(to.zeros + i), p.zeros + begin + i, min(4, count - i));
-  }
-}
 
 // Adds the products of a group of columns to `sums`, two by turns, which do not wait for each other. codes: the lane's
 // first row of a stage; piece: its place in it.
@@ -165,7 +106,7 @@ __device__ __forceinline__ void AddGroup(const Params& p, const ResidentX& x, co
 #pragma unroll
     for (int k = 0; kCodes != Codes::kFp8 && k < 2; ++k) {
       const int feature = 16 * f + 8 * k + first_row;
-      of_group[k] = factors.scales[feature * (p.num_groups + 1) + scale_group];
+      of_group[k] = factors.scales[feature * p.layout.scale_pitch + scale_group];
       if constexpr (kCodes == Codes::kInt4)
         zero[k] = kInt4Bias + static_cast<float>(factors.zeros[feature * p.num_groups + scale_group]);
     }
@@ -221,7 +162,7 @@ __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
   const int num_tiles = static_cast<int>((p.out + kFeatures - 1) / kFeatures);
   char* const smem = memory + (1024 - SmemAddress(memory) % 1024) % 1024;
   const auto factors = [&](int turn) {  // of this tile or of the next one
-    return TileFactors{reinterpret_cast<float*>(smem + at.scales) + turn * kFeatures * (p.num_groups + 1),
+    return TileFactors{reinterpret_cast<float*>(smem + at.scales) + turn * kFeatures * at.scale_pitch,
                        reinterpret_cast<uint8_t*>(smem + at.zeros) + turn * kFeatures * p.num_groups};
   };
   Ring ring(p, codes_map, smem, num_tiles);
@@ -266,6 +207,14 @@ __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
 #endif
 }
 
+template <Codes kCodes>
+Layout LayoutOf(int feature_tiles, int rows, int chunks, int scale_groups) {
+  const int64_t groups = int64_t{chunks} * GroupsOfChunk(kCodes);
+  return MakeLayout(kCodes, feature_tiles, (rows + 1) / 2 * 2,
+                    {.x = 2 * groups * rows * kGroup, .scales = 4 * groups * kMaxRows, .sums = 4 * groups * kMaxRows},
+                    scale_groups, 2);
+}
+
 template <Codes kCodes, int kFeatureTiles>
 cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
   CUtensorMap codes;
@@ -281,19 +230,14 @@ cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
                      static_cast<size_t>(p.layout.bytes), stream, p, codes);
 }
 
-// Tiles of 32 features read x less often; tiles of 16 divide evenly over the SMs more often.
 template <Codes kCodes>
 cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
-  const auto most = [&](int feature_tiles) {
-    const int64_t tiles = (p.out + 16 * feature_tiles - 1) / (16 * feature_tiles);
-    return (tiles + num_sms - 1) / num_sms * feature_tiles;
-  };
-  const auto fits = [&](int feature_tiles) {
-    p.layout = MakeLayout<kCodes>(feature_tiles, p.num_rows, p.chunks, p.num_groups);
+  const int feature_tiles = ChooseFeatureTiles(p.out, num_sms, 2, [&](int n) {
+    p.layout = LayoutOf<kCodes>(n, p.num_rows, p.chunks, p.num_groups);
     return p.layout.stages >= kMinStages;
-  };
-  if (100 * most(2) <= 103 * most(1) && fits(2)) return Launch<kCodes, 2>(p, num_sms, stream);
-  return fits(1) ? Launch<kCodes, 1>(p, num_sms, stream) : cudaErrorNotSupported;
+  });
+  if (feature_tiles == 2) return Launch<kCodes, 2>(p, num_sms, stream);
+  return feature_tiles == 1 ? Launch<kCodes, 1>(p, num_sms, stream) : cudaErrorNotSupported;
 }
 
 // Rows of one pass over the weight: 0 if not even one row fits.
@@ -302,7 +246,7 @@ int RowsOfPass(int64_t in_features, int scale_groups, int64_t rows) {
   const auto chunks =
       static_cast<int>((in_features + kGroup * GroupsOfChunk(kCodes) - 1) / (kGroup * GroupsOfChunk(kCodes)));
   for (int n = static_cast<int>(std::min<int64_t>(rows, kMaxRows)); n > 0; --n) {
-    if (MakeLayout<kCodes>(1, n, chunks, scale_groups).stages >= kMinStages) return n;
+    if (LayoutOf<kCodes>(1, n, chunks, scale_groups).stages >= kMinStages) return n;
   }
   return 0;
 }

@@ -211,6 +211,8 @@ INSTANTIATE_TEST_SUITE_P(
         Product{.name = "Skinny", .run = &SkinnyInt4Gemm, .orders = false, .one_order = true},
         Product{
             .name = "SkinnySm90", .run = &SkinnyInt4GemmSm90, .orders = false, .one_order = true, .on_hopper = true},
+        Product{
+            .name = "DigitsSm90", .run = &Int4DigitsGemmSm90, .orders = false, .one_order = true, .on_hopper = true},
         Product{.name = "Chosen",
                 .run = [](const Int4GemmArgs& a, cudaStream_t stream) { return Int4Gemm(a, false, stream); }},
         Product{.name = "OneOrder",
