@@ -48,7 +48,7 @@ __device__ __forceinline__ int2 StoreDigits(const DigitX& x, int group, int row,
   const uint32_t field = min(283u - (largest >> 7), 253u);  // of 2^(29 - e)
   const float by = __uint_as_float(field << 23);
   const uint32_t pair[4] = {bits.x, bits.y, bits.z, bits.w};
-  uint32_t digits[8];  // of a column
+  uint32_t digits[8];  // four of each column
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const float value = __uint_as_float(k % 2 == 0 ? pair[k / 2] << 16 : pair[k / 2] & 0xffff0000u);

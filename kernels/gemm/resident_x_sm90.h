@@ -109,7 +109,7 @@ __device__ __forceinline__ void LargestOf(const uint4 (&bits)[kCount], uint32_t 
 // several times.
 template <typename Walk, typename Convert>
 __device__ __forceinline__ void ConvertAtOnce(const Walk& walk, const Convert& convert) {
-  const int groups = walk.units * walk.rows;  // of the warp
+  const int groups = walk.units * walk.rows;  // that the warp converts
   if (groups == 0) return;
   if (groups <= 2) {
     convert.template operator()<1>();

@@ -34,7 +34,7 @@ struct Layout {
   int bytes = 0;
 };
 
-// What of a layout depends on how x is kept.
+// Bytes of x in a layout, by how it is kept.
 struct ResidentBytes {
   int64_t x = 0, scales = 0, sums = 0;
 };

@@ -181,11 +181,11 @@ bool SegmentIndex::Contains(std::span<const chunk::ChunkKey> keys) const {
   return ContainsLocked(keys);
 }
 
-bool SegmentIndex::ContainsIsolated(std::span<const chunk::ChunkKey> keys) const {
+bool SegmentIndex::ContainsFirst(std::span<const chunk::ChunkKey> keys) const {
   std::lock_guard lock(mutex_);
   return std::all_of(keys.begin(), keys.end(), [&](const auto& key) {
     const auto entry = entries_.find(key);
-    return entry != entries_.end() && entry->second.source->source->isolated();
+    return entry != entries_.end() && entry->second.source->source->began_prompt();
   });
 }
 

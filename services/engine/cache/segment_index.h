@@ -51,8 +51,8 @@ class SegmentIndex {
   std::vector<chunk::ChunkKey> KeysOf(const chunk::Digest& namespace_key, std::span<const int32_t> tokens) const;
   // True if all of these are indexed.
   bool Contains(std::span<const chunk::ChunkKey> keys) const;
-  // True if all of these lead to sources that were computed with nothing in front of their segments.
-  bool ContainsIsolated(std::span<const chunk::ChunkKey> keys) const;
+  // True if all of these lead to sources that began their prompts (SegmentSource::began_prompt).
+  bool ContainsFirst(std::span<const chunk::ChunkKey> keys) const;
 
   // The longest leading part of the segment tokens[range] that is indexed, in whole chunks of 64 (and a shorter last
   // one that ends with the segment). `freeze`: freezes the sources that are found.

@@ -35,6 +35,10 @@ class SegmentSource {
   int32_t begin() const { return begin_; }  // position at which tokens()[0] was computed
   const SourceContext& context() const { return context_; }
   bool isolated() const { return context_.isolated; }
+  // Nothing was in front of it but at most kLeadTokensMax tokens of instructions.
+  bool began_prompt() const {
+    return context_.isolated || (context_.front.known() && begin_ == static_cast<int32_t>(context_.front.lead));
+  }
   bool is_whole() const { return whole_; }
   // Pages of a stream, [layer][kv_head]; and the place among them, and the slot, of the source's token `offset`.
   std::span<const int32_t> pages(int32_t stream) const { return pages_[stream]; }

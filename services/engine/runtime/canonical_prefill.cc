@@ -61,7 +61,7 @@ absl::StatusOr<CanonicalPrefill::Pass> CanonicalPrefill::Step(ParallelExecutor& 
 // The next segment that still has no source. False when there is none, or there are no pages for it.
 bool CanonicalPrefill::Start(ParallelExecutor& executor) {
   while (std::optional<CanonicalTask> task = queue_.Take()) {
-    const bool known = task->replaces ? segments_.ContainsIsolated(task->keys) : segments_.Contains(task->keys);
+    const bool known = task->replaces ? segments_.ContainsFirst(task->keys) : segments_.Contains(task->keys);
     const bool begun = !known && Begin(*std::move(task), executor);
     Count([&](CanonicalStats& stats) { stats.num_dropped += known || begun ? 0 : 1; });
     if (begun) return true;
@@ -70,14 +70,17 @@ bool CanonicalPrefill::Start(ParallelExecutor& executor) {
 }
 
 bool CanonicalPrefill::Begin(CanonicalTask task, ParallelExecutor& executor) {
-  const auto length = static_cast<int32_t>(task.tokens.size());
+  const auto begin = static_cast<int32_t>(task.lead.size());
+  const auto length = begin + static_cast<int32_t>(task.tokens.size());
   auto kv = std::make_shared<SequenceKv>(pool_, KvShapeOf(model_->config()));
   if (!options_.make_room(PagesForTokens(model_->config(), length)) || !kv->Reserve(length).ok()) return false;
   Run& run = run_.emplace();
   run.task = std::move(task);
   run.kv = std::move(kv);
-  run.policy = std::make_unique<ExactPolicy>(model_->config(), PositionRanges{{0, length}});
-  run.prompt = std::make_unique<PromptRun>(run.task.tokens, std::vector<SegmentHit>(), *run.kv, *run.policy);
+  run.prompt_tokens = run.task.lead;
+  run.prompt_tokens.insert(run.prompt_tokens.end(), run.task.tokens.begin(), run.task.tokens.end());
+  run.policy = std::make_unique<ExactPolicy>(model_->config(), PositionRanges{{begin, length}});
+  run.prompt = std::make_unique<PromptRun>(run.prompt_tokens, std::vector<SegmentHit>(), *run.kv, *run.policy);
   if (run.prompt->Begin(executor).ok()) return true;
   run_.reset();
   return false;
@@ -86,8 +89,10 @@ bool CanonicalPrefill::Begin(CanonicalTask task, ParallelExecutor& executor) {
 void CanonicalPrefill::Finish() {
   const CanonicalTask& task = run_->task;
   const size_t num_tokens = task.tokens.size();
-  auto source = std::make_shared<SegmentSource>(*run_->kv, 0, task.tokens, SourceContext{.isolated = true});
-  source->KeepSummary(run_->policy->LocalSummaryOf({0, static_cast<int32_t>(num_tokens)}));
+  const auto begin = static_cast<int32_t>(task.lead.size()), end = static_cast<int32_t>(run_->prompt_tokens.size());
+  auto source = std::make_shared<SegmentSource>(*run_->kv, begin, task.tokens,
+                                                SourceContextOf(task.namespace_key, run_->prompt_tokens, begin, begin));
+  source->KeepSummary(run_->policy->LocalSummaryOf({begin, end}));
   if (task.replaces) segments_.Replace(task.namespace_key, source, task.frozen);
   if (task.replaces || segments_.Insert(task.namespace_key, source, task.frozen)) options_.on_computed(task, source);
   run_.reset();

@@ -1,5 +1,5 @@
 // Computes segments that requests named but that have no source, or one that has seen other text (canonical_queue.h),
-// each by itself, while the engine has nothing else to do.
+// each by itself behind the start of the prompt that named it, while the engine has nothing else to do.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class CanonicalPrefill {
                    CanonicalPrefillOptions options);
 
   // Adds a segment. It is not computed if it has a source by the time of its turn; one that replaces, if that source
-  // was computed by itself.
+  // began its prompt.
   void Add(CanonicalTask task);
   bool has_work() const { return run_.has_value() || queue_.size() > 0; }
 
@@ -64,9 +64,10 @@ class CanonicalPrefill {
   CanonicalStats stats() const;  // any thread
 
  private:
-  // The segment being computed, from position 0, with nothing before it.
+  // The segment being computed, behind its lead, which begins at position 0.
   struct Run {
     CanonicalTask task;
+    std::vector<int32_t> prompt_tokens;  // the lead and the segment
     std::shared_ptr<SequenceKv> kv;
     std::unique_ptr<ExactPolicy> policy;
     std::unique_ptr<PromptRun> prompt;  // last: it refers to the others

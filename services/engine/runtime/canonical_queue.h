@@ -1,6 +1,6 @@
 // Queue of segments that requests named but that have no source, or one that was computed behind other text. Text that
 // first appeared after a copy has none, for its KV was recovered and may not be kept (docs/methods/provenance.md, P3
-// and P6). An engine with nothing else to do computes them by themselves.
+// and P6). An engine with nothing else to do computes each by itself, behind a few tokens of instructions.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,10 @@ namespace spl::engine {
 
 struct CanonicalTask {
   chunk::Digest namespace_key{};
+  // The first tokens of the prompt that named the segment, at most kLeadTokensMax, behind which it is computed: KV that
+  // began with nothing in front answers worse (docs/results/2026-11-27-sixteen-thousand-tokens.md). Empty for a segment
+  // that several callers share, which must not depend on the text of one of them.
+  std::vector<int32_t> lead;
   std::vector<int32_t> tokens;
   std::vector<chunk::ChunkKey> keys;  // the segment's chunks; the last key identifies the segment
   bool frozen = false;

@@ -100,7 +100,7 @@ absl::StatusOr<chunk::PutReport> ChunkPublisher::PutAll(std::span<const chunk::C
 
 absl::Status ChunkPublisher::PutQuantized(const ChunkRun& run, std::span<const chunk::Chunk> chunks,
                                           const chunk::PutOptions& put, Deadline deadline) {
-  const int32_t first_layer = SparseXPolicy::DefaultDenseLayers(model_->config(), run.source->isolated());
+  const int32_t first_layer = SparseXPolicy::DefaultDenseLayers(model_->config(), run.source->began_prompt());
   std::vector<chunk::Chunk> quantized;
   for (const chunk::Chunk& chunk : chunks) quantized.push_back(QuantizeChunk(chunk, first_layer, *model_));
   return PutAll(quantized, put, deadline, "quantized copies").status();

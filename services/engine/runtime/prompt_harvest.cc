@@ -103,14 +103,18 @@ void PromptHarvest::KeepSession(const PrefillJob& job) {
 // Remembers the segments that have no source, for they stood behind a copy, and those whose source has seen other text:
 // the next prompts put them behind yet another one.
 void PromptHarvest::NoteMissingSegments(const PrefillJob& job) {
+  if (job.request.segments.empty()) return;
+  const PositionRange lead{0, std::min(job.request.segments.front().range.begin, kLeadTokensMax)};
   for (size_t i = 0; i < job.request.segments.size(); ++i) {
     const ReuseSpan& segment = job.request.segments[i];
     if (segment.range.size() < kSegmentTokensMin || job.fetched.parts.contains(i)) continue;  // the store has it
     const auto text = job.text_of(segment.range);
     std::vector<chunk::ChunkKey> keys = local_.segments.KeysOf(segment.namespace_key, text);
     const bool foreign = !IntersectionOf(job.foreign_copies, {&segment.range, 1}).empty();
-    if (foreign ? local_.segments.ContainsIsolated(keys) : local_.segments.Contains(keys)) continue;
+    if (foreign ? local_.segments.ContainsFirst(keys) : local_.segments.Contains(keys)) continue;
+    const auto in_front = job.text_of(segment.shared ? PositionRange{0, 0} : lead);
     canonical_.Add({.namespace_key = segment.namespace_key,
+                    .lead = {in_front.begin(), in_front.end()},
                     .tokens = {text.begin(), text.end()},
                     .keys = std::move(keys),
                     .frozen = segment.frozen,

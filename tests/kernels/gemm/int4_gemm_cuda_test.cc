@@ -187,6 +187,25 @@ TEST_P(Int4GemmCudaTest, ABf16ResultIsTheF32OneRounded) {
   }
 }
 
+// A row with an infinity or a NaN gives nothing finite, and the others what they give without it.
+TEST_P(Int4GemmCudaTest, WhatIsNotFiniteStaysInItsRow) {
+  Random random(83);
+  constexpr int64_t kRows = 4;
+  Problem p(random, 40, 384, 128, false);
+  const std::vector<float> finite = p.Multiply(GetParam(), 0, kRows, true);
+  p.x[1 * p.in + 200] = 0xff80;  // -inf
+  p.x[2 * p.in + 383] = 0x7fc0;  // NaN
+  const std::vector<float> y = p.Multiply(GetParam(), 0, kRows, true);
+  for (int64_t row = 0; row < kRows; ++row) {
+    const auto first = row * p.out;
+    if (row == 0 || row == 3) {
+      EXPECT_TRUE(testing::BitwiseEqual(std::span(y).subspan(first, p.out), std::span(finite).subspan(first, p.out)));
+      continue;
+    }
+    for (int64_t i = first; i < first + p.out; ++i) EXPECT_FALSE(std::isfinite(y[i])) << i;
+  }
+}
+
 TEST_P(Int4GemmCudaTest, RefusesWhatItDoesNotServe) {
   const DeviceBuffer<uint16_t> x(64 * 64);
   const DeviceBuffer<uint8_t> w(64 * 64), zeros(64 * 64);

@@ -429,14 +429,14 @@ TEST_F(SegmentIndexTest, AReplacementIsFrozenIfTheReplacedWas) {
     SequenceKv kv(pool_, kShape);
     ASSERT_TRUE(kv.Reserve(210).ok());
     kv.set_num_tokens(210);
-    EXPECT_FALSE(index_.ContainsIsolated(keys)) << "nothing is here";
+    EXPECT_FALSE(index_.ContainsFirst(keys)) << "nothing is here";
     EXPECT_TRUE(index_.Insert(kSpace, std::make_shared<SegmentSource>(kv, 10, text, SourceContext{}), frozen));
     EXPECT_TRUE(index_.Contains(keys));
-    EXPECT_FALSE(index_.ContainsIsolated(keys));
+    EXPECT_FALSE(index_.ContainsFirst(keys)) << "nobody knows what it has seen";
     EXPECT_FALSE(index_.Insert(kSpace, Source(text))) << "what is here stays";
-    EXPECT_FALSE(index_.ContainsIsolated(keys));
+    EXPECT_FALSE(index_.ContainsFirst(keys));
     index_.Replace(kSpace, Source(text));
-    EXPECT_TRUE(index_.ContainsIsolated(keys));
+    EXPECT_TRUE(index_.ContainsFirst(keys));
     EXPECT_EQ(index_.stats().num_sources, 1u);
     EXPECT_EQ(index_.stats().num_frozen, frozen ? 1u : 0u);
     const auto hits = index_.FindSegment(kSpace, text, All(text));
@@ -445,6 +445,24 @@ TEST_F(SegmentIndexTest, AReplacementIsFrozenIfTheReplacedWas) {
     index_.CheckInvariants();
     EXPECT_TRUE(frozen ? index_.EvictFrozen() : index_.EvictOne());
   }
+}
+
+// With nothing in front, or the instructions of a prompt; not behind another segment, or what nobody knows.
+TEST_F(SegmentIndexTest, SourcesThatBeganTheirPrompts) {
+  SequenceKv kv(pool_, kShape);
+  ASSERT_TRUE(kv.Reserve(320).ok());
+  kv.set_num_tokens(320);
+  const Tokens prompt = Text(3, 320);
+  const auto began = [&](int32_t begin, const SourceContext& context) {
+    return SegmentSource(kv, begin, std::span(prompt).subspan(begin, 64), context).began_prompt();
+  };
+  EXPECT_TRUE(began(0, SourceContextOf(kSpace, prompt, 0, 0)));
+  EXPECT_TRUE(began(20, SourceContextOf(kSpace, prompt, 20, 20)));
+  EXPECT_TRUE(began(kLeadTokensMax, SourceContextOf(kSpace, prompt, kLeadTokensMax, kLeadTokensMax)));
+  EXPECT_FALSE(began(kLeadTokensMax + 1, SourceContextOf(kSpace, prompt, kLeadTokensMax + 1, kLeadTokensMax + 1)));
+  EXPECT_FALSE(began(100, SourceContextOf(kSpace, prompt, 100, 20))) << "behind a segment";
+  EXPECT_FALSE(began(20, SourceContextOf(kSpace, prompt, 20, 0))) << "behind a segment without instructions";
+  EXPECT_FALSE(began(20, SourceContext{}));
 }
 
 // A frozen document that begins like another text stays findable when that one goes; the other way round the longer

@@ -17,31 +17,32 @@ class CanonicalTest : public EnginesTest {
   bool WaitBackground() { return test::WaitBackgroundIdle(*prefill_); }
   // [lead][known][text][end], both marked, where `known` has a source and so is copied.
   std::shared_ptr<Outcome> AskBehindACopy(const std::vector<int32_t>& known, const std::vector<int32_t>& text,
-                                          bool frozen = false) {
-    std::vector<int32_t> lead(31, 7);
-    const auto middle = static_cast<int32_t>(lead.size() + known.size());
+                                          bool frozen = false, bool shared = false) {
+    const auto begin = static_cast<int32_t>(lead_.size()), middle = begin + static_cast<int32_t>(known.size());
     const auto end = middle + static_cast<int32_t>(text.size());
     return Ask(
-        Concatenate({lead, known, text, {1, 2, 3}}),
+        Concatenate({lead_, known, text, {1, 2, 3}}),
         [&](PrefillRequest& r) {
           r.reuse.policy = "sparsex";  // "auto" would save too little
-          r.segments = {{{31, middle}, kDocs}, {{middle, end}, kDocs, frozen}};
+          r.segments = {{{begin, middle}, kDocs}, {{middle, end}, kDocs, frozen, shared}};
         },
         2);
   }
-  void MakeKnown(const std::vector<int32_t>& text) {
-    const auto size = static_cast<int32_t>(text.size());
+  // `text` alone, or the first segment behind `lead`.
+  void MakeKnown(const std::vector<int32_t>& text, const std::vector<int32_t>& lead = {}) {
+    const auto begin = static_cast<int32_t>(lead.size()), size = static_cast<int32_t>(text.size());
     (void)Ask(
-        text,
+        Concatenate({lead, text}),
         [&](PrefillRequest& r) {
-          r.segments = {{{0, size}, kDocs}};
+          r.segments = {{{begin, begin + size}, kDocs}};
         },
         1);
   }
   // With `text` at position 45 of a prompt; everything recomputed or nothing.
-  std::shared_ptr<Outcome> AskFor(const std::vector<int32_t>& prompt, size_t text_size, const char* policy) {
+  std::shared_ptr<Outcome> AskFor(const std::vector<int32_t>& prompt, size_t text_size, const char* policy,
+                                  bool shared = false) {
     return Ask(prompt, [&](PrefillRequest& r) {
-      r.segments = {{{45, 45 + static_cast<int32_t>(text_size)}, kDocs}};
+      r.segments = {{{45, 45 + static_cast<int32_t>(text_size)}, kDocs, false, shared}};
       r.reuse.policy = policy;
       r.reuse.recompute_share = 1;
       r.reuse.recompute_max = 1 << 20;
@@ -49,6 +50,7 @@ class CanonicalTest : public EnginesTest {
     });
   }
 
+  std::vector<int32_t> lead_ = std::vector<int32_t>(31, 7);
   std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
   PrefillEngineOptions options_;
 };
@@ -69,24 +71,27 @@ TEST_F(CanonicalTest, TextBehindACopyIsASourceForTheNextRequest) {
   const auto whole = AskFor(prompt, 200, "sparsex");
   EXPECT_EQ(whole->stats.recomputed_tokens, 200);
   EXPECT_EQ(whole->tokens, Expected(prompt, Greedy(6)));
-  // The store has it for other workers, as text with nothing in front.
+  EXPECT_EQ(naive->stats.copied.same_context, 200);
+  // The store has it for other workers, and says that it was the first segment of a prompt.
   const auto keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text);
   EXPECT_TRUE(test::Eventually([&] { return store_->Find(keys.back()).has_value(); }));
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto chunk = store_->Find(keys[i]);
     ASSERT_TRUE(chunk.has_value());
-    EXPECT_EQ(chunk->header.provenance, chunk::Provenance::kCanon);
-    EXPECT_EQ(chunk->header.first_position, 64 * i);
+    EXPECT_EQ(chunk->header.provenance, chunk::Provenance::kExact);
+    EXPECT_EQ(chunk->header.first_position, lead_.size() + 64 * i);
+    EXPECT_EQ(chunk->header.context, chunk::MakeContextHash(kDocs, lead_, static_cast<uint32_t>(lead_.size())));
   }
   StartEngines();
   const auto fetched = AskFor(prompt, 200, "naive");
   EXPECT_EQ(fetched->stats.aligned_tokens, 200);
   EXPECT_GT(fetched->stats.fetched_bytes, 0);
   EXPECT_EQ(fetched->tokens, naive->tokens);
-  // It is what a request with nothing else in it computes, bit by bit.
+  EXPECT_EQ(fetched->stats.copied.same_context, 200);
+  // It is what a request that has it behind the same instructions computes, bit by bit.
   store_ = std::make_shared<FakeStore>();
   StartEngines();
-  MakeKnown(text);
+  MakeKnown(text, lead_);
   EXPECT_EQ(AskFor(prompt, 200, "naive")->tokens, naive->tokens);
   // Without the option nothing happens.
   store_ = std::make_shared<FakeStore>();
@@ -95,6 +100,49 @@ TEST_F(CanonicalTest, TextBehindACopyIsASourceForTheNextRequest) {
   (void)AskBehindACopy(known, text);
   ASSERT_TRUE(WaitBackground());
   EXPECT_EQ(AskFor(prompt, 200, "naive")->stats.aligned_tokens, 0);
+}
+
+// At most 64 tokens of what the prompt says first.
+TEST_F(CanonicalTest, LongInstructionsAreCutOff) {
+  std::mt19937 random(35);
+  lead_ = RandomPrompt(random, 100);
+  StartEngines();
+  const auto known = RandomPrompt(random, 150), text = RandomPrompt(random, 200);
+  MakeKnown(known);
+  (void)AskBehindACopy(known, text);
+  ASSERT_TRUE(WaitBackground());
+  const auto prompt = Concatenate({RandomPrompt(random, 45), text, RandomPrompt(random, 9)});
+  const auto naive = AskFor(prompt, 200, "naive");
+  EXPECT_EQ(naive->stats.aligned_tokens, 200);
+  const std::vector<int32_t> first(lead_.begin(), lead_.begin() + kLeadTokensMax);
+  const auto last = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text).back();
+  ASSERT_TRUE(test::Eventually([&] { return store_->Find(last).has_value(); }));
+  EXPECT_EQ(store_->Find(last)->header.context, chunk::MakeContextHash(kDocs, first, kLeadTokensMax));
+  store_ = std::make_shared<FakeStore>();
+  StartEngines();
+  MakeKnown(text, first);
+  EXPECT_EQ(AskFor(prompt, 200, "naive")->tokens, naive->tokens);
+}
+
+// What several callers share must not have seen what one of them said.
+TEST_F(CanonicalTest, ASharedSegmentIsComputedWithNothingInFront) {
+  StartEngines();
+  std::mt19937 random(36);
+  const auto known = RandomPrompt(random, 150), text = RandomPrompt(random, 200);
+  const auto prompt = Concatenate({RandomPrompt(random, 45), text, RandomPrompt(random, 9)});
+  MakeKnown(known);
+  (void)AskBehindACopy(known, text, false, true);
+  ASSERT_TRUE(WaitBackground());
+  const auto naive = AskFor(prompt, 200, "naive", true);
+  EXPECT_EQ(naive->stats.aligned_tokens, 200);
+  const auto last = SegmentIndex(model_->kv_fingerprint()).KeysOf(kDocs, text).back();
+  ASSERT_TRUE(test::Eventually([&] { return store_->Find(last).has_value(); }));
+  EXPECT_EQ(store_->Find(last)->header.provenance, chunk::Provenance::kCanon);
+  EXPECT_EQ(store_->Find(last)->header.first_position, 192u);
+  store_ = std::make_shared<FakeStore>();
+  StartEngines();
+  MakeKnown(text);
+  EXPECT_EQ(AskFor(prompt, 200, "naive")->tokens, naive->tokens);
 }
 
 TEST_F(CanonicalTest, ARequestGoesFirst) {
