@@ -25,6 +25,8 @@
 #include "kernels/selection/loopserve/query_window.h"
 #include "kernels/selection/loopserve/select_lines.h"
 #include "kernels/selection/quest/page_bound_scores.h"
+#include "kernels/selection/sparcas/attend_hot_rows.h"
+#include "kernels/selection/sparcas/refill_hot_rows.h"
 #include "kernels/selection/sparcas/select_tokens.h"
 #include "kernels/selection/sparcas/sparse_attention.h"
 #include "kernels/selection/sparsex/column_scores.h"
@@ -68,6 +70,8 @@
   V(ListCandidates, ListCandidatesArgs)   \
   V(SelectTokens, SelectTokensArgs)       \
   V(SparseAttention, SparseAttentionArgs) \
+  V(RefillHotRows, RefillHotRowsArgs)     \
+  V(AttendHotRows, AttendHotRowsArgs)     \
   V(TopTokens, TopTokensArgs)             \
   V(ChooseByQueryWindow, QueryWindowArgs) \
   V(HeavyHitters, HeavyHittersArgs)       \

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/common/hot_rows.h"
+
 namespace spl::kernels {
 
 inline constexpr int32_t kSelectBudgetMax = 1 << 16;
@@ -55,6 +57,8 @@ struct SelectingSequence {
   // For a listed step: [num_kv_heads] pages with the listed positions, all of them before first_fresh.
   std::span<const std::span<const int32_t>> list_tables = {};
   int32_t first_fresh = 0;
+  // From the layer's first stream on. With a hot buffer, pages that are in host memory may be kNoPage in page_tables.
+  HotRows hot = {};
 
   bool selects(int32_t kv_head) const {
     return step.selects && (compact_tables.empty() || !compact_tables[static_cast<size_t>(kv_head)].empty());
@@ -79,6 +83,7 @@ struct SequenceSelection {
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
   int32_t plan = 0;  // in [0, kSelectionPlansMax): the `plan` of the operations that serve it
+  HotRows hot = {};  // all layers
   // Another choice of the same sequence, with the same tables, in front of this one: the tokens that it keeps are the
   // candidates of this one. Operations serve it where their arguments say so (QueryWindowArgs::outer). Null: none.
   const SequenceSelection* outer = nullptr;

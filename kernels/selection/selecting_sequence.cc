@@ -29,11 +29,12 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& s, con
 namespace {
 
 absl::Status ValidateTable(const char* op, const char* field, std::span<const int32_t> table, int64_t pages,
-                           const KvPoolView& pool, int32_t kv_len) {
+                           const KvPoolView& pool, int32_t kv_len, bool may_lack = false) {
   if (static_cast<int64_t>(table.size()) < pages)
     return InvalidCall(op, ": ", field, " has ", table.size(), " pages, kv_len ", kv_len, " needs ", pages);
   for (int64_t i = 0; i < pages; ++i) {
     const int32_t page = table[static_cast<size_t>(i)];
+    if (page == kNoPage && may_lack) continue;
     if (page == kNoPage) return InvalidCall(op, ": ", field, " has no page at ", i, "; all keys must be resident");
     if (!pool.contains(page))
       return InvalidCall(op, ": ", field, " names page ", page, " at ", i, ", outside the pool of ", pool.num_pages);
@@ -53,7 +54,8 @@ absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& s,
   const int64_t pages = reads_keys ? (int64_t{s.kv_len} + kPageTokens - 1) / kPageTokens : 0;
   for (size_t h = 0; h < heads; ++h) {
     if (s.compact_tables[h].empty()) continue;
-    absl::Status status = ValidateTable(op, "page_tables", s.page_tables[h], s.step.listed ? 0 : pages, pool, s.kv_len);
+    absl::Status status =
+        ValidateTable(op, "page_tables", s.page_tables[h], s.step.listed ? 0 : pages, pool, s.kv_len, s.hot.any());
     if (status.ok()) status = ValidateTable(op, "compact_tables", s.compact_tables[h], compact_pages, pool, s.kv_len);
     if (!status.ok()) return status;
   }

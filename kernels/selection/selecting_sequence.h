@@ -17,7 +17,8 @@ absl::Status ValidateSelectingShape(const char* op, const AttentionShape& shape,
                                     int64_t q_row_stride);
 
 // Checks kv_len of a selecting sequence and the tables of its selecting heads. Each needs at least `compact_pages`
-// compact pages and, if keys are read and nothing is listed, all of its KV pages.
+// compact pages and, if keys are read and nothing is listed, all of its KV pages; with a hot buffer some of these may
+// be in host memory, which a host cannot check on behalf of a device.
 absl::Status ValidateSelectingTables(const char* op, const SelectingSequence& sequence, const KvPoolView& pool,
                                      int32_t num_kv_heads, int64_t compact_pages, bool reads_keys = true);
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/hot_rows.h"
 #include "kernels/common/kv_pool.h"
 
 namespace spl::kernels::cuda {
@@ -16,6 +17,7 @@ struct StagedSequence {
   int32_t list_begin = 0;
   int32_t list_pages = 0;
   int32_t first_fresh = 0;
+  HotRows hot;
 };
 
 // LayerSelection as bits. kParity holds parity; one bit from kPlan0 on names the plan.

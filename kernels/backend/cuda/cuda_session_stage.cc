@@ -222,7 +222,8 @@ StagedSequence StagedOf(const SequenceSelection& selection, int64_t compact_offs
           .recent = selection.recent,
           .list_begin = selection.list_begin,
           .list_pages = selection.list_pages,
-          .first_fresh = selection.first_fresh};
+          .first_fresh = selection.first_fresh,
+          .hot = selection.hot};
 }
 
 StagedStep StagedOf(const LayerSelection& step, int32_t plan) {

@@ -14,6 +14,7 @@
 #include "kernels/selection/loopserve/query_window_cuda.h"
 #include "kernels/selection/loopserve/select_lines_cuda.h"
 #include "kernels/selection/quest/page_bound_scores_cuda.h"
+#include "kernels/selection/sparcas/hot_rows_cuda.h"
 #include "kernels/selection/sparcas/packed_keys.h"
 #include "kernels/selection/sparcas/select_tokens_cuda.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
@@ -177,6 +178,40 @@ absl::Status CudaBackend::SparseAttention(const KernelContext& ctx, const Sparse
                         .weights_stride = a.weights_stride,
                         .early = b.num_rows == b.num_sequences};  // as in DecodeAttention
   return ToStatus(cuda::SparseAttention(args, session.stream()), "SparseAttention");
+}
+
+absl::Status CudaBackend::RefillHotRows(const KernelContext& ctx, const RefillHotRowsArgs& a) const {
+  if (absl::Status s = ValidateRefillHotRows(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  const DeviceBatch& b = session.batch();
+  if (absl::Status s = NeedSelection(b, "RefillHotRows", a.pool.base, a.lists.tokens, a.lists.counts); !s.ok())
+    return s;
+  const HotArgs args{.heads = {.num_kv_heads = a.num_kv_heads, .head_dim = a.pool.head_dim},
+                     .batch = Batch(b, a.pool, a.layer),
+                     .selection = Selection(b, a.pool, a.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+                     .first_stream = int64_t{a.layer} * a.num_kv_heads,
+                     .lists = a.lists,
+                     .early = b.num_rows == b.num_sequences};
+  return ToStatus(cuda::RefillHotRows(args, session.stream()), "RefillHotRows");
+}
+
+absl::Status CudaBackend::AttendHotRows(const KernelContext& ctx, const AttendHotRowsArgs& a) const {
+  if (absl::Status s = ValidateAttendHotRows(a); !s.ok()) return s;
+  CudaSession& session = CudaSession::Of(ctx);
+  const DeviceBatch& b = session.batch();
+  if (absl::Status s = NeedSelection(b, "AttendHotRows", a.q.data, a.lists.tokens, a.lists.counts); !s.ok()) return s;
+  if (a.q.dtype != DType::kBF16) return absl::UnimplementedError("cuda: AttendHotRows of queries in f32");
+  const HotArgs args{.heads = Heads(a.shape),
+                     .batch = Batch(b, a.pool, a.layer),
+                     .selection = Selection(b, a.pool, a.shape.num_kv_heads, a.layer, StagedStep::PlanBit(a.plan)),
+                     .first_stream = int64_t{a.layer} * a.shape.num_kv_heads,
+                     .lists = a.lists,
+                     .early = b.num_rows == b.num_sequences,
+                     .q = a.q.data,
+                     .q_row_stride = a.q_row_stride,
+                     .out = a.out.data,
+                     .lse = a.lse};
+  return ToStatus(cuda::AttendHotRows(args, session.stream()), "AttendHotRows");
 }
 
 absl::Status CudaBackend::TopTokens(const KernelContext& ctx, const TopTokensArgs& a) const {

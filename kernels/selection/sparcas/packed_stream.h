@@ -84,7 +84,8 @@ struct PackedStream {
 
  private:
   void Pack(int32_t t, const int32_t* dims) const {
-    const std::byte* keys = a.pool.k(s.page_tables[head][t]);
+    const std::byte* keys = s.hot.any() ? s.hot.stream(head).host_pages[t] : nullptr;
+    if (keys == nullptr) keys = a.pool.k(s.page_tables[head][t]);
     auto* to = reinterpret_cast<uint8_t*>(tile(t));
     for (int32_t d = 0; d < kPackedDims; ++d) {
       std::array<float, kPageTokens> key;
@@ -104,8 +105,8 @@ struct PackedStream {
   }
 };
 
-// Calls choose(stream, tokens, count, weights) for the streams that select, then attend(arguments) over their lists.
-// `streams` is the caller's memory for the arguments.
+// Calls choose(stream, tokens, count, weights) for the streams that select, then attend(arguments) over their lists,
+// except those of sequences with a hot buffer. `streams` is the caller's memory for the arguments.
 template <typename Choose, typename Attend>
 absl::Status AttendChosen(const SparseAttentionArgs& a, std::vector<HeadStreamView>& streams, const Choose& choose,
                           const Attend& attend) {
@@ -123,7 +124,7 @@ absl::Status AttendChosen(const SparseAttentionArgs& a, std::vector<HeadStreamVi
   streams.clear();
   for (const SelectingSequence& s : a.sequences) {
     for (int32_t h = 0; h < heads; ++h) {
-      if (s.selects(h)) {
+      if (s.selects(h) && !s.hot.any()) {
         streams.push_back({s.page_tables[static_cast<size_t>(h)], s.kv_len, {VisibilityRule::kSelected}});
       } else {
         streams.push_back({{}, 0, {VisibilityRule::kElsewhere}});

@@ -15,7 +15,8 @@
 //            lower one; all positions if kv_len <= budget.
 //   out      attention of the q_h over the list, as DecodeAttention of rule kSelected.
 // Results of streams that do not select stay unchanged: DecodeAttention writes them, and skips the others by rule
-// kElsewhere.
+// kElsewhere. Sequences with a hot buffer (SelectingSequence::hot) get their lists here, and nothing else:
+// RefillHotRows and AttendHotRows follow. Tiles whose keys are in host memory are packed from there.
 //
 // Against SelectTokens: twice the dimensions in half the bytes, and a weight is a share of what may be chosen, so that
 // a head that attends to recent tokens has as much say as the others.

@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda_common.h"
+#include "kernels/selection/sparcas/attend_rows_cuda.h"
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
-#include "kernels/selection/sparcas/listed_rows_cuda.h"
 #include "kernels/selection/sparcas/packed_keys_cuda.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
 
@@ -67,7 +67,8 @@ __device__ __forceinline__ std::byte* PackedTile(const Params& p, const int32_t*
 struct PackStep {
   const __nv_bfloat16* q;  // queries of its group
   const int32_t* table;
-  const int32_t* pages;  // pages of its packed keys
+  const std::byte* const* host_pages;  // HotStream::host_pages; null: all pages are in the table
+  const int32_t* pages;                // pages of its packed keys
   const int32_t* dims_before;
   int32_t* dims_after;  // null: another block writes it
   bool refresh;
@@ -89,7 +90,8 @@ __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) 
   using Keys = std::conditional_t<Pages::kRowBytes == Pages::kDim, packed_keys::CodeKeys, packed_keys::WideKeys>;
   using Element = std::remove_pointer_t<decltype(Keys::keys)>;
   for (int32_t tile = x.from + static_cast<int32_t>(threadIdx.x) / 32; tile < x.to; tile += kThreads / 32) {
-    const std::byte* half = p.batch.pool.base + int64_t{x.table[tile]} * 2 * Pages::kHalfBytes;
+    const std::byte* half = x.host_pages == nullptr ? nullptr : x.host_pages[tile];
+    if (half == nullptr) half = p.batch.pool.base + int64_t{x.table[tile]} * 2 * Pages::kHalfBytes;
     packed_keys::PackTile(Keys{reinterpret_cast<Element*>(half), Pages::kDim}, dim,
                           PackedTile<Pages>(p, x.pages, tile));
   }

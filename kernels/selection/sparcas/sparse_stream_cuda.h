@@ -88,6 +88,7 @@ class StreamStep {
       }
     }
     C::Sync();  // the rows have been dealt, and nobody reads the noted positions or the keys: results take their place
+    if (staged_.hot.any()) return;  // some of the rows are not in the pool yet
     Attend(listed_rows::PartEntries(count), here);
   }
 
@@ -118,13 +119,18 @@ class StreamStep {
     WaitForPrevious();
     if (packs) {
       int32_t* after = rank_ == 0 ? tables + (1 - parity) * kPackedDims : nullptr;
-      Pack<kThreads, Pages>(
-          p_, s_,
-          {reinterpret_cast<const __nv_bfloat16*>(q_), table_, pages_, dims, after, refresh, from, part_.end_tile});
+      Pack<kThreads, Pages>(p_, s_,
+                            {reinterpret_cast<const __nv_bfloat16*>(q_), table_, HostPages(), pages_, dims, after,
+                             refresh, from, part_.end_tile});
       if (scored) LoadFirst();
     }
     products_.TakeQueries(q_, s_.dims, p_.group, kDim, p_.scale);
     C::Wait();
+  }
+
+  __device__ __forceinline__ const std::byte* const* HostPages() const {
+    if (!staged_.hot.any()) return nullptr;
+    return staged_.hot.stream(p_.dims_offset / (2 * kPackedDims) + stream_ % p_.num_kv_heads).host_pages;
   }
 
   // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
@@ -285,37 +291,18 @@ class StreamStep {
 
   // of_part: rows of each part; here: rows of this block.
   __device__ __forceinline__ void Attend(int32_t of_part, int32_t here) {
-    constexpr int kOwn = listed_rows::kParts / kBlocks;
-    auto& results = *reinterpret_cast<Results*>(listed_);
-    const std::byte* pool = p_.batch.pool.base;
-    // All rows are asked for at once: registers would hold a few of them.
-    for (int32_t i = threadIdx.x; i < here; i += kThreads) {
-      const int32_t page = rows_[i] / (2 * kTile), slot = rows_[i] % (2 * kTile);
-      const std::byte* row = pool + int64_t{page} * 2 * Pages::kHalfBytes + slot * Pages::kRowBytes;
-#pragma unroll
-      for (int line = 0; line < (Pages::kRowBytes + 127) / 128; ++line) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + Pages::kHalfBytes));
-      }
-    }
-    typename Pages::Softmax softmax(p_.scale);
-    softmax.TakeQueries(reinterpret_cast<const __nv_bfloat16*>(q_), p_.group);
-#pragma unroll 1
-    for (int part = warp_; part < kOwn; part += kWarps) {
-      softmax.Clear();
-      const int32_t end = min((part + 1) * of_part, here);
-#pragma unroll 1
-      for (int32_t at = part * of_part; at < end; at += listed_rows::kRowsAtOnce)
-        softmax.Add(pool, rows_ + at, end - at);
-      softmax.Store(results, part);
-    }
-    __syncthreads();
     const int64_t first_head = int64_t{stream_} * p_.group;
-    listed_rows::AddParts<kBlocks, kHeads, kDim, kThreads>(
-        results, s_.theirs, rank_, p_.group, [&](int head, int dim, float x, float lse) {
-          p_.out[(first_head + head) * kDim + dim] = __float2bfloat16_rn(x);
-          if (dim == 0 && p_.lse != nullptr) p_.lse[first_head + head] = lse * kLn2;
-        });
+    listed_rows::AttendRows<kBlocks, kThreads, Pages, kHeads>(
+        {.pool = p_.batch.pool.base,
+         .rows = rows_,
+         .of_part = of_part,
+         .here = here,
+         .q = reinterpret_cast<const __nv_bfloat16*>(q_),
+         .group = p_.group,
+         .scale = p_.scale,
+         .out = p_.out + first_head * kDim,
+         .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head},
+        rank_, *reinterpret_cast<Results*>(listed_), s_.theirs);
   }
 
   const Params& p_;
