@@ -35,7 +35,7 @@ struct PackedStream {
   int32_t num_tiles() const { return PackedKeys::NumTiles(s.kv_len, s.recent); }
   std::byte* tile(int32_t t) const {
     const PackedKeys packed{static_cast<int64_t>(a.pool.page_bytes())};
-    return a.pool.base + s.compact_tables[head][t / packed.tiles_per_page()] * packed.page_bytes + packed.TileAt(t);
+    return a.pool.k(s.compact_tables[head][t / packed.tiles_per_page()]) + packed.TileAt(t);
   }
 
   // Brings the packed keys up to date; returns the valid dimensions.

@@ -165,6 +165,20 @@ void SequenceKv::KeepOnly(std::shared_ptr<const KeptTokens> kept) {
   pool_.Release(left_out);
 }
 
+std::vector<int32_t> SequenceKv::MoveOut(int32_t stream, int32_t begin, int32_t end) {
+  SPLICE_CHECK(classes_ == nullptr && kept_ == nullptr && !evicted_, "a sequence that left nothing out");
+  moved_out_.resize(streams_.size());
+  int32_t& moved = moved_out_[static_cast<size_t>(stream)];
+  SPLICE_CHECK(moved == begin && end >= begin && int64_t{end} * kernels::kPageTokens <= num_tokens_,
+               "the next full pages of the stream");
+  std::vector<int32_t>& pages = streams_[static_cast<size_t>(stream)];
+  const std::vector<int32_t> taken(pages.begin() + begin, pages.begin() + end);
+  std::fill(pages.begin() + begin, pages.begin() + end, kernels::kNoPage);
+  moved = end;
+  num_moved_ += end - begin;
+  return taken;
+}
+
 void SequenceKv::Truncate(int64_t num_tokens) {
   const auto pages = static_cast<size_t>(PagesFor(num_tokens));
   SPLICE_CHECK(is_whole() && num_tokens >= 0 && num_tokens <= capacity(), "a whole sequence of at least as many pages");
@@ -218,6 +232,7 @@ void SequenceKv::AppendLeading(const SequenceKv& from, int32_t num_pages) {
 }
 
 absl::StatusOr<std::unique_ptr<SequenceKv>> SequenceKv::Fork(int64_t own_from) const {
+  SPLICE_CHECK(!is_moved(), "a sequence that has its pages");
   auto fork = std::make_unique<SequenceKv>(pool_, shape_, classes_);
   fork->kept_ = kept_;
   const auto full_pages = static_cast<int32_t>(std::min(own_from, num_tokens_) / kernels::kPageTokens);
@@ -265,7 +280,7 @@ std::vector<int32_t> SequenceKv::AllPages() const {
 }
 
 int64_t SequenceKv::num_pages() const {
-  int64_t count = static_cast<int64_t>(streams_.size()) * num_pages_per_stream() - num_dropped_;
+  int64_t count = static_cast<int64_t>(streams_.size()) * num_pages_per_stream() - num_dropped_ - num_moved_;
   for (const PageHole& hole : holes_) count -= hole.size();
   return count;
 }
@@ -277,7 +292,7 @@ void SequenceKv::CheckInvariants() const {
     SPLICE_CHECK(static_cast<int32_t>(streams_[s].size()) == num_pages_per_stream(), "streams of different lengths");
     for (int32_t page = 0; page < num_pages_per_stream(); ++page) {
       const int32_t entry = streams_[s][page];
-      const bool in_hole = (page >= hole.begin && page < hole.end) ||
+      const bool in_hole = (page >= hole.begin && page < hole.end) || (!moved_out_.empty() && page < moved_out_[s]) ||
                            (kept_ != nullptr && !kept_->KeepsPage(static_cast<int32_t>(s) / shape_.num_kv_heads, page));
       SPLICE_CHECK((entry == kernels::kNoPage) == in_hole, "a page in a hole, or none outside of it");
       SPLICE_CHECK(in_hole || (pool_.owners(entry) > 0 &&

@@ -81,6 +81,11 @@ class SequenceKv {
   // Gives back the pages behind those of the first `num_tokens` positions; num_tokens() is at most `num_tokens`
   // afterwards. The sequence gets another id(). REQUIRES: a whole sequence with room for `num_tokens` positions.
   void Truncate(int64_t num_tokens);
+  // Takes pages [begin, end) of a stream out, whose contents are elsewhere from now on (cache/hot_buffer.h); they
+  // belong to the caller. Their places become kNoPage. The sequence is never a source afterwards. REQUIRES: a sequence
+  // that was whole, and pages [0, begin) of the stream were taken out before.
+  std::vector<int32_t> MoveOut(int32_t stream, int32_t begin, int32_t end);
+  bool is_moved() const { return num_moved_ > 0; }  // MoveOut took pages
   // Gives back all pages (preemption) but keeps their ids in the places, for Refill. Until then only is_evicted,
   // streams, AllPages and num_tokens may be called. REQUIRES: not evicted.
   void Evict();
@@ -90,7 +95,7 @@ class SequenceKv {
   bool is_evicted() const { return evicted_; }
   const std::shared_ptr<const KeptTokens>& kept() const { return kept_; }  // null: KeepOnly was not called
   // True if nothing was left out: the sequence may be a source of prefixes, segments and chunks (P5).
-  bool is_whole() const { return classes_ == nullptr && kept_ == nullptr; }
+  bool is_whole() const { return classes_ == nullptr && kept_ == nullptr && num_moved_ == 0; }
   // Makes a local stream global. `pages`, with one owner each, become the pages of its hole and belong to the sequence.
   // The sequence gets another id(), because entries come back. REQUIRES: a local stream, and as many pages as its hole.
   void Restore(int32_t stream, std::span<const int32_t> pages);
@@ -142,7 +147,9 @@ class SequenceKv {
   std::vector<std::vector<int32_t>> streams_;  // [num_streams][num_pages_per_stream]
   std::vector<PageHole> holes_;                // [num_streams]; empty without classes
   std::shared_ptr<const KeptTokens> kept_;
-  int64_t num_dropped_ = 0;  // number of pages that kept_ leaves out
+  int64_t num_dropped_ = 0;         // number of pages that kept_ leaves out
+  std::vector<int32_t> moved_out_;  // [num_streams]: leading pages that MoveOut took; empty if it took none
+  int64_t num_moved_ = 0;           // their number over all streams
   bool evicted_ = false;
   int64_t settled_until_ = 0;  // Reserve of at most this many positions changes nothing
   int64_t num_tokens_ = 0;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "services/engine/cache/compact_pages.h"
+#include "services/engine/cache/hot_buffer.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/selection/token_selector.h"
 
@@ -34,6 +35,8 @@ struct DecodeRow {
   // Row of the executor's last BeginSample whose token is used instead of `token`. The host need not have seen it yet.
   // -1: `token` is used.
   int32_t token_of = -1;
+  // The sequence's pages in host memory. Null: all of its pages are in the pool.
+  const HotBuffer* hot = nullptr;
 
   int64_t position() const { return at < 0 ? kv->num_tokens() : at; }
   // Positions that the sequence has after the step has written this one.

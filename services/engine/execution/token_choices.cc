@@ -83,8 +83,10 @@ void TokenChoices::TakeSelection(const DecodeRow& row, const ScoringPlan& scorin
                .dims = row.compact->dims(rank_),
                .list_pages = static_cast<int32_t>(row.compact->needs().list_pages),
                .first_fresh = scoring.first_fresh};
+  if (row.hot != nullptr) selection.hot = row.hot->rows(rank_);
   Plan* const plan = PlanOf(scoring);
   if (plan == nullptr) return;
+  plan->hot |= row.hot != nullptr;
   selection.plan = static_cast<int32_t>(plan - plans_.data());
   AddRefreshes(layers, plan->refreshes);
 }
@@ -149,7 +151,8 @@ uint64_t TokenChoices::key() const {
   for (const Plan& plan : plans_) {
     const ScoringPlan& scoring = plan.scoring;
     mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.outer) << 63 |
-        static_cast<uint64_t>(scoring.first_layer) << 32 | static_cast<uint64_t>(scoring.num_dims + scoring.window));
+        static_cast<uint64_t>(scoring.first_layer) << 32 | static_cast<uint64_t>(plan.hot) << 31 |
+        static_cast<uint64_t>(scoring.num_dims + scoring.window));
     mix(static_cast<uint64_t>(plan.scores_stride));
     // A layer's choice is due in few steps, and costs the launches of its passes over K: steps are recorded apart by
     // it.
@@ -193,6 +196,7 @@ void TokenChoices::ViewLayer(int32_t layer, bool outer) {
       const int32_t num_dims = plans_[selection.plan].scoring.num_dims;
       sequence.dims = selection.dims + int64_t{layer} * c.num_kv_heads * 2 * num_dims;
     }
+    if (selection.hot.any()) sequence.hot = selection.hot.from(int64_t{layer} * c.num_kv_heads);
   }
 }
 
@@ -233,8 +237,31 @@ absl::Status TokenChoices::ChooseAndAttend(const kernels::KernelContext& context
                                                                       .lists = lists_,
                                                                       .layer = layer,
                                                                       .plan = static_cast<int32_t>(plan)}));
+    if (plans_[plan].hot)
+      SPLICE_RETURN_IF_ERROR(RefillAndAttend(plan, context, shape, q, q_row_stride, out, lse, layer));
   }
   return absl::OkStatus();
+}
+
+absl::Status TokenChoices::RefillAndAttend(size_t plan, const kernels::KernelContext& context,
+                                           const kernels::AttentionShape& shape, kernels::ConstActivations q,
+                                           int64_t q_row_stride, kernels::Activations out, float* lse, int32_t layer) {
+  SPLICE_RETURN_IF_ERROR(model_.backend().RefillHotRows(context, {.pool = pool_,
+                                                                  .num_kv_heads = shape.num_kv_heads,
+                                                                  .sequences = of_layer_,
+                                                                  .lists = lists_,
+                                                                  .layer = layer,
+                                                                  .plan = static_cast<int32_t>(plan)}));
+  return model_.backend().AttendHotRows(context, {.shape = shape,
+                                                  .pool = pool_,
+                                                  .q = q,
+                                                  .q_row_stride = q_row_stride,
+                                                  .out = out,
+                                                  .lse = lse,
+                                                  .sequences = of_layer_,
+                                                  .lists = lists_,
+                                                  .layer = layer,
+                                                  .plan = static_cast<int32_t>(plan)});
 }
 
 // Rows of other plans do nothing.

@@ -45,7 +45,8 @@ class TokenChoices {
   // from row to row. Errors are those of the operations. REQUIRES: any(layer).
   absl::Status Choose(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                       kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
-  // The rest of the choices, by packed keys, and attention to what they choose: the streams of rule kElsewhere. out,
+  // The rest of the choices, by packed keys, and attention to what they choose: the streams of rule kElsewhere. Rows
+  // that are in host memory come to the device in between. out,
   // lse: as in DecodeAttentionArgs. Called behind Choose.
   absl::Status ChooseAndAttend(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                                kernels::ConstActivations q, int64_t q_row_stride, kernels::Activations out, float* lse,
@@ -62,6 +63,7 @@ class TokenChoices {
     int64_t scores_stride = 0;  // elements of a stream's scores; 0: no scores are written
     bool refreshes_in(int32_t layer) const { return !refreshes.empty() && refreshes[static_cast<size_t>(layer)]; }
     bool scores(int32_t layer) const { return layer >= scoring.first_layer; }
+    bool hot = false;  // some of these rows have a hot buffer
     bool attends() const { return scoring.scoring == TokenScoring::kPackedKeys; }  // in the operation that chooses
   };
   void CollectPlans();
@@ -71,6 +73,9 @@ class TokenChoices {
                      kernels::SequenceSelection& selection);
   void ViewLayer(int32_t layer, bool outer);
   void TakePlan(size_t plan, int32_t layer);
+  absl::Status RefillAndAttend(size_t plan, const kernels::KernelContext& context, const kernels::AttentionShape& shape,
+                               kernels::ConstActivations q, int64_t q_row_stride, kernels::Activations out, float* lse,
+                               int32_t layer);
   absl::Status ChooseBy(size_t plan, const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                         kernels::ConstActivations q, int64_t q_row_stride, int32_t layer);
 

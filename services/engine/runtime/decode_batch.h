@@ -35,6 +35,7 @@ class DecodeBatch {
   std::deque<Sequence>& waiting() { return waiting_; }
   const std::deque<Sequence>& waiting() const { return waiting_; }
   std::vector<Sequence>& running() { return running_; }
+  const std::vector<Sequence>& running() const { return running_; }
   bool empty() const { return waiting_.empty() && running_.empty(); }
 
   // Ends a sequence unless it has ended. RemoveFinished destroys it.

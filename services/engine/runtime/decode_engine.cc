@@ -56,6 +56,7 @@ absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_p
   auto engine = std::unique_ptr<DecodeEngine>(new DecodeEngine(pool, options, std::move(executor)));
   SPLICE_RETURN_IF_ERROR(engine->WarmUp());
   SPLICE_RETURN_IF_ERROR(engine->ChooseStepCosts());
+  SPLICE_RETURN_IF_ERROR(engine->MakeHostTier());
   DecodeEngine* self = engine.get();
   engine->thread_ = std::thread([self] { self->RunLoop(); });
   if (options.shared != nullptr)
@@ -88,6 +89,12 @@ absl::Status DecodeEngine::ChooseStepCosts() {
   absl::StatusOr<StepCosts> costs = MeasureStepCosts(*executor_, pool_, options_.step_costs_limit);
   if (costs.ok()) adaptive_.set_costs(*std::move(costs));
   return IsDeviceLost(costs.status()) ? costs.status() : absl::OkStatus();
+}
+
+absl::Status DecodeEngine::MakeHostTier() {
+  if (options_.host_tier.bytes == 0) return absl::OkStatus();
+  SPLICE_ASSIGN_OR_RETURN(host_tier_, HostTier::Create(model(), pool_, MakeRoomOf(options_), options_.host_tier));
+  return absl::OkStatus();
 }
 
 absl::Status DecodeEngine::Submit(DecodeRequest request) {
@@ -152,6 +159,7 @@ void DecodeEngine::RunLoop() {
     if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
     if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
+    MoveToHost();
     if (!preemption_.Grow()) {
       TakeUnderWay();  // pages of running sequences are about to move
       preemption_.GrowOrPreempt();
@@ -181,6 +189,18 @@ void DecodeEngine::CollectInbox() {
 void DecodeEngine::TakeUnderWay() {
   if (!step_.under_way()) return;
   if (const absl::Status lost = step_.TakeUnderWay(); !lost.ok()) TellDeviceLost(lost);
+}
+
+// Before sequences grow: it frees pages.
+void DecodeEngine::MoveToHost() {
+  if (host_tier_ == nullptr || !host_tier_->HasWork(batch_)) return;
+  TakeUnderWay();
+  const int64_t free_before = pool_.num_free();
+  host_tier_->MoveSome(batch_);
+  batch_.RemoveFinished();
+  if (pool_.num_free() <= free_before) return;
+  batch_.LookAgain();
+  if (options_.shared != nullptr) options_.shared->PagesFreed();
 }
 
 void DecodeEngine::DropDead() {
@@ -244,6 +264,10 @@ void DecodeEngine::Publish() {
   load_.waiting = counts.waiting;
   load_.parked = counts.parked;
   load_.parked_bytes = counts.parked_bytes;
+  if (host_tier_ != nullptr) {
+    load_.host_kv_bytes = host_tier_->memory().used_bytes();
+    load_.host_rows = host_tier_->memory().counts();
+  }
   load_.preemptions = preemption_.num_preemptions();
   load_.num_steps = step_.num_steps();
   load_.host_s = step_.host_s();

@@ -23,6 +23,7 @@
 #include "services/engine/runtime/decode_start.h"
 #include "services/engine/runtime/decode_step.h"
 #include "services/engine/runtime/device_lost.h"
+#include "services/engine/runtime/host_tier.h"
 #include "services/engine/runtime/shared_pool.h"
 #include "services/engine/runtime/token_delivery.h"
 
@@ -32,6 +33,7 @@ struct DecodeEngineOptions {
   ExecutorOptions executor{.max_rows = 64};  // most rows of a step, which are running forks
   size_t max_queued = 256;                   // capacity of the waiting queue
   size_t parked_bytes = 4ull << 30;          // host memory for the KV of preempted sequences
+  HostTierOptions host_tier;                 // KV of sequences that choose tokens, in host memory
   // Limit for sequences that score their keys: their first step gathers all keys. Such sequences join the same step
   // only up to this many positions together (one always may). Other sequences then wait for the gathering no longer
   // than for a slice of a prompt.
@@ -60,6 +62,8 @@ struct DecodeLoad {
   size_t parked = 0;   // those of them that were preempted: new reservations would keep them waiting
   size_t parked_bytes = 0;
   uint64_t preemptions = 0;  // sequences so far that were preempted, or ended because they could not be
+  size_t host_kv_bytes = 0;  // host memory with KV of sequences that choose tokens
+  HostKv::Counts host_rows;  // rows of theirs that steps have listed; of sequences that have ended
   double step_s = 0;         // smoothed duration of a step
   uint64_t num_steps = 0;    // so far: passes of the model, including passes of prompts that carried a step
   // CPU time so far of the engine thread between two of its passes: from the tokens of one to the start of the next.
@@ -97,11 +101,13 @@ class DecodeEngine {
  private:
   DecodeEngine(PagePool& pool, const DecodeEngineOptions& options, std::unique_ptr<ParallelExecutor> executor);
   absl::Status WarmUp();
+  absl::Status MakeHostTier();
   absl::Status ChooseStepCosts();
   void RunLoop();
   void CollectInbox();
   void DropDead();
   void TakeUnderWay();          // DecodeStep::TakeUnderWay, if a step is under way
+  void MoveToHost();            // HostTier::MoveSome, if there is a host tier
   int64_t GrowthPages() const;  // SharedPool::Decoder
   // Whether a waiting sequence runs the model, or works on device memory, before its first step.
   bool StartsOnDevice() const;
@@ -124,6 +130,7 @@ class DecodeEngine {
   // Engine thread only.
   TokenDelivery delivery_;
   DecodeFidelity fidelity_;
+  std::unique_ptr<HostTier> host_tier_;  // null: there is none. Outlives the sequences
   DecodeBatch batch_;
   AdaptiveDecoding adaptive_;
   DecodePreemption preemption_;

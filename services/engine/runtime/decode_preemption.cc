@@ -99,7 +99,7 @@ bool DecodePreemption::StopChoosing(DecodeSequence& sequence) {
   const int64_t free_before = pool_.num_free();
   DecodeOptions everything = sequence.request.decode;
   for (DecodeFork& fork : sequence.forks) {
-    if (fork.finished || fork.compact == nullptr || fork.stopped_choosing) continue;
+    if (fork.finished || fork.compact == nullptr || fork.stopped_choosing || fork.hot != nullptr) continue;
     everything.selector = methods::ResolveSelector(methods::kAuto, fork.kv->classes() != nullptr);
     auto selector = MakeSelectorFor(*fork.kv, everything, model_);
     if (!selector.ok()) return false;

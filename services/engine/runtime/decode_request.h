@@ -49,7 +49,8 @@ struct DecodeRequest {
   // Runs on the engine thread when the sequence joins the batch, before its first step. Must not block. May be null.
   std::function<void()> on_start;
   // Runs on the engine thread before the first continuation gives its pages back, at most once: the caller may share
-  // full pages. Not called for a sequence that has no pages then (preempted). Must not block. May be null.
+  // full pages. Not called for a sequence that has no pages then (preempted), or has moved some to host memory. Must not
+  // block. May be null.
   std::function<void(const SequenceKv&)> on_pages_back;
   // Callbacks. They run one at a time on the thread that delivers the tokens of all sequences (TokenDelivery). Steps
   // continue meanwhile, but a slow callback delays those of other sequences. They may call the engine, but not Stop.

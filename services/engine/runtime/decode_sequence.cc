@@ -36,6 +36,9 @@ absl::Status DecodeFork::Grow() {
 
 void DecodeFork::Free() {
   SPLICE_CHECK(in_flight == 0, "the device writes to these pages");
+  // Counts that cannot be read any more are not worth an error: the device is lost, which everybody will hear of.
+  if (hot != nullptr) (void)hot->ReadCounts();
+  hot.reset();
   kv.reset();
   compact.reset();
 }
@@ -78,7 +81,7 @@ void DecodeSequence::DropChoice() {
 }
 
 void DecodeSequence::OfferPages(const SequenceKv* kv) {
-  if (kv == nullptr || parked != nullptr || !request.on_pages_back) return;
+  if (kv == nullptr || parked != nullptr || kv->is_moved() || !request.on_pages_back) return;
   std::exchange(request.on_pages_back, nullptr)(*kv);
 }
 
@@ -107,6 +110,7 @@ PageHolders DecodeSequence::Holders() const {
   for (const DecodeFork& fork : forks) {
     holders.kv.push_back(fork.kv.get());
     holders.compact.push_back(fork.compact.get());
+    holders.hot.push_back(fork.hot.get());
   }
   return holders;
 }

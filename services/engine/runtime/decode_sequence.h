@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/compact_pages.h"
+#include "services/engine/cache/hot_buffer.h"
 #include "services/engine/cache/sequence_kv.h"
 #include "services/engine/model/model.h"
 #include "services/engine/runtime/decode_fidelity.h"
@@ -30,6 +31,8 @@ struct DecodeFork {
   std::unique_ptr<SequenceKv> kv;  // null once finished
   std::unique_ptr<TokenSelector> selector;
   std::unique_ptr<CompactPages> compact;  // null: the selector needs none
+  std::unique_ptr<HotBuffer> hot;         // null: all of its pages are in the pool
+  int64_t next_move = 0;                  // HostTier does not look at it before it has so many positions
   std::unique_ptr<Sampler> sampler;
   std::unique_ptr<MassGuard> guard;          // null: no floor for what chosen tokens hold
   std::unique_ptr<WatchedSequence> watched;  // null: not compared with an exact step

@@ -107,7 +107,7 @@ bool DecodeStep::MayRunAhead() const {
   if (RowToMeasure(rows) >= 0) return false;
   return std::all_of(rows.begin(), rows.end(), [](const Row& row) {
     const DecodeFork& fork = *row.fork;
-    return fork.watched == nullptr && fork.replay.empty() && fork.kv->is_whole();
+    return fork.watched == nullptr && fork.replay.empty() && (fork.kv->is_whole() || fork.kv->is_moved());
   });
 }
 
@@ -220,7 +220,8 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
                             .selector = fork->selector.get(),
                             .compact = fork->compact.get(),
                             .at = fork->num_positions(),
-                            .token_of = fork->in_flight > 0 ? fork->flight_row : -1});
+                            .token_of = fork->in_flight > 0 ? fork->flight_row : -1,
+                            .hot = fork->hot.get()});
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched_.push_back(fork->watched.get());
   }

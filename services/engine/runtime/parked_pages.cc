@@ -25,6 +25,9 @@ void ForEachPlace(const PageHolders& holders, const Visit& visit) {
   for (const CompactPages* const compact : holders.compact) {
     if (compact != nullptr) tables(compact->tables());
   }
+  for (const HotBuffer* const hot : holders.hot) {
+    if (hot != nullptr) tables(hot->tables());
+  }
 }
 
 std::vector<int64_t> CountByRank(const PagePool& pool, std::span<const int32_t> pages) {
@@ -59,6 +62,9 @@ absl::StatusOr<std::unique_ptr<ParkedPages>> ParkedPages::Park(PagePool& pool, c
   for (CompactPages* const compact : holders.compact) {
     if (compact != nullptr) compact->Evict();
   }
+  for (HotBuffer* const hot : holders.hot) {
+    if (hot != nullptr) hot->Evict();
+  }
   return parked;
 }
 
@@ -85,7 +91,11 @@ absl::Status ParkedPages::Return(const PageHolders& holders, std::span<const int
   for (CompactPages* const compact : holders.compact) {
     if (compact != nullptr) compact->Refill(page_of);
   }
-  return absl::OkStatus();
+  absl::Status status;
+  for (HotBuffer* const hot : holders.hot) {
+    if (hot != nullptr) status.Update(hot->Refill(page_of));
+  }
+  return status;
 }
 
 }  // namespace spl::engine

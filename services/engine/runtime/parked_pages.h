@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "services/engine/cache/compact_pages.h"
+#include "services/engine/cache/hot_buffer.h"
 #include "services/engine/cache/sequence_kv.h"
 
 namespace spl::engine {
@@ -19,6 +20,7 @@ namespace spl::engine {
 struct PageHolders {
   std::vector<SequenceKv*> kv;
   std::vector<CompactPages*> compact;
+  std::vector<HotBuffer*> hot;
 
   // The distinct pages, rank by rank.
   std::vector<int32_t> Pages(const PagePool& pool) const;
@@ -31,7 +33,8 @@ class ParkedPages {
   // changed. Other errors are those of copies. REQUIRES: no pass uses the pages.
   static absl::StatusOr<std::unique_ptr<ParkedPages>> Park(PagePool& pool, const PageHolders& holders);
   // Allocates pages and copies the contents back, if `spare` more pages of each rank are free, too. ResourceExhausted:
-  // they are not, and nothing has changed. Other errors are those of copies. REQUIRES: the same holders.
+  // they are not, and nothing has changed. Other errors are those of copies, after which the sequence must end.
+  // REQUIRES: the same holders.
   absl::Status Return(const PageHolders& holders, std::span<const int64_t> spare);
   size_t bytes() const { return pages_.size() * pool_.view().page_bytes(); }
 
