@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/common/host_buffer.h"
 #include "kernels/common/hot_rows.h"
 #include "tests/kernels/support/selecting_batch.h"
 
@@ -22,6 +23,7 @@ class TestHotBuffer {
         num_slots_(num_slots),
         max_pages_((sequence.max_len + kPageTokens - 1) / kPageTokens) {
     const size_t heads = sequence.streams.size();
+    memory_ = AllocateHostBuffer(heads * static_cast<size_t>(max_pages_) * batch.pool().view().page_bytes()).value();
     host_pages_.resize(heads * static_cast<size_t>(max_pages_));
     slot_of_.resize(host_pages_.size() * kPageTokens);
     position_of_.resize(heads * static_cast<size_t>(num_slots));
@@ -39,10 +41,12 @@ class TestHotBuffer {
   void Move(size_t head, int32_t page) {
     int32_t& entry = sequence_.streams[head].page_table[static_cast<size_t>(page)];
     const KvPoolView& pool = batch_.pool().view();
-    memory_.push_back(std::make_unique<std::byte[]>(pool.page_bytes()));
-    std::memcpy(memory_.back().get(), pool.k(entry), pool.page_bytes());
+    const size_t at = head * static_cast<size_t>(max_pages_) + static_cast<size_t>(page);
+    std::byte* const to = static_cast<std::byte*>(memory_->data()) + at * pool.page_bytes();
+    std::memcpy(to, pool.k(entry), pool.page_bytes());
     std::memset(pool.k(entry), 0xff, pool.page_bytes());
-    host_pages_[head * static_cast<size_t>(max_pages_) + static_cast<size_t>(page)] = memory_.back().get();
+    host_pages_[at] = to;
+    left_.push_back(entry);
     entry = kNoPage;
   }
   // Moves some of the pages that are finished, every third one on average.
@@ -54,6 +58,11 @@ class TestHotBuffer {
       }
     }
   }
+
+  // All host pages lie in it.
+  const Buffer& memory() const { return *memory_; }
+  // Pages of the pool that have been left, in order.
+  const std::vector<int32_t>& left() const { return left_; }
 
   HotRows rows() {
     return {num_slots_,      max_pages_,          host_pages_.data(), slot_pages_.data(),
@@ -85,7 +94,8 @@ class TestHotBuffer {
   SelectingBatch& batch_;
   TestSequence& sequence_;
   const int32_t num_slots_, max_pages_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::unique_ptr<Buffer> memory_;
+  std::vector<int32_t> left_;
 };
 
 }  // namespace spl::kernels::testing

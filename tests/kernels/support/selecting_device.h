@@ -39,6 +39,7 @@ struct StagedOuter {
 class DeviceSide {
  public:
   static constexpr int32_t kLayers = 2, kLayer = 1;
+  std::vector<HotRows> hot;  // [sequences], in device memory, or empty: staged with the next steps
 
   DeviceSide(const Backend& cuda, SelectingBatch& b, int64_t stride, int64_t weights_stride, DType q_dtype)
       : cuda_(cuda), b_(b), stride_(stride), weights_stride_(weights_stride), q_dtype_(q_dtype) {
@@ -108,6 +109,7 @@ class DeviceSide {
                        .dims = static_cast<int32_t*>(dims_[i]->data()),
                        .list_pages = static_cast<int32_t>(s.list_pages.empty() ? 0 : s.list_pages[0].size()),
                        .first_fresh = s.first_fresh};
+      if (!hot.empty()) selections[i].hot = hot[i];
       if (outer != nullptr) {
         outer_steps[i][kLayer] = outer->step;
         outers[i] = {.compact_tables = compact_[i],
