@@ -35,6 +35,12 @@ uint64_t HeldBytes(const engine::SequenceKv& kv, const engine::CompactPages* com
 FaultPoint reserve_fault("decode.reserve");
 constexpr std::chrono::milliseconds kIdleWait{200};
 
+prometheus::Counter& HostRows(Metrics& metrics, const std::string& how) {
+  return metrics.Counter("splice_decode_host_rows_total",
+                         "Rows of KV in host memory that steps have listed, by whether the device had a copy.",
+                         {{"rows", how}});
+}
+
 }  // namespace
 
 DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPools& pools,
@@ -70,6 +76,10 @@ DecodeService::DecodeService(engine::DecodeEngine& engine, const ReservationPool
       preemptions_(metrics.Counter(metric::kNumPreemptionsTotal, "Sequences that gave way because the pool was full.")),
       parked_(metrics.Gauge("splice_decode_parked_sequences", "Sequences that gave way and wait for KV pages.")),
       parked_bytes_(metrics.Gauge("splice_decode_parked_bytes", "Host memory that holds their KV.")),
+      host_kv_bytes_(
+          metrics.Gauge("splice_decode_host_kv_bytes", "Host memory with KV of sequences that choose tokens.")),
+      host_rows_found_(HostRows(metrics, "found")),
+      host_rows_copied_(HostRows(metrics, "copied")),
       refused_unknown_(wire::RefusedTicketsCounter(metrics, "unknown")),
       refused_generation_(wire::RefusedTicketsCounter(metrics, "generation")),
       refused_replayed_(wire::RefusedTicketsCounter(metrics, "replayed")),
@@ -117,6 +127,9 @@ void DecodeService::UpdateGauges() {
   if (pools_.kept != nullptr) pools_.kept->UpdateGauges();
   parked_.Set(static_cast<double>(load.parked));
   parked_bytes_.Set(static_cast<double>(load.parked_bytes));
+  host_kv_bytes_.Set(static_cast<double>(load.host_kv_bytes));
+  RaiseTo(host_rows_found_, load.host_rows.listed - load.host_rows.copied);
+  RaiseTo(host_rows_copied_, load.host_rows.copied);
   RaiseTo(preemptions_, load.preemptions);
   RaiseTo(expired_, counts.expired_total);
 }

@@ -114,6 +114,9 @@ class DecodeService final : public v1::Decode::CallbackService {
   prometheus::Counter& preemptions_;
   prometheus::Gauge& parked_;
   prometheus::Gauge& parked_bytes_;
+  prometheus::Gauge& host_kv_bytes_;
+  prometheus::Counter& host_rows_found_;
+  prometheus::Counter& host_rows_copied_;
   prometheus::Counter& refused_unknown_;
   prometheus::Counter& refused_generation_;
   prometheus::Counter& refused_replayed_;

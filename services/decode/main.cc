@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
                           options.local_prefill.session_lease = flags.session_lease();
                           options.engine.executor.num_threads = flags.num_threads;
                           options.engine.parked_bytes = flags.parked_bytes;
+                          options.engine.host_tier.bytes = flags.host_tier_bytes;
                           options.engine.fidelity.share = flags.fidelity_share;
                           options.engine.executor.max_rows = flags.max_sequences;
                           if (flags.no_async_scheduling) options.engine.async_scheduling = false;

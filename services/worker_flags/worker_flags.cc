@@ -97,6 +97,7 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   AddByteSizeOption(
       app, "--parked-bytes", flags.parked_bytes,
       "host memory for the KV of preempted sequences; if it is full, the router restarts them on another worker");
+  AddByteSizeOption(app, "--host-tier-bytes", flags.host_tier_bytes, kHostTierBytesHelp);
   app.add_option(
          "--itl-target-ms", flags.itl_target_ms,
          "with --local-prefill-tokens: longest time between two tokens while prompts are computed here, if a slice and "

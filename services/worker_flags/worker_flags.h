@@ -51,6 +51,10 @@ inline constexpr char kNoStepCostsHelp[] =
     "GPU only: do not measure at start what decode steps cost; the decode method adaptive then decides by a built-in "
     "rule";
 
+inline constexpr char kHostTierBytesHelp[] =
+    "page-locked host memory for the KV of requests with the decode method sparcas, where keys are packed (on Hopper "
+    "GPUs): the device keeps what they choose by and what they chose lately. 0: everything stays on the device";
+
 struct WorkerFlags {
   ModelSource model;
   std::string listen = "127.0.0.1:0";
@@ -76,6 +80,7 @@ struct WorkerFlags {
   bool no_step_costs = false;                // decode only
   uint32_t local_prefill_tokens = 0;         // decode only
   uint64_t parked_bytes = 4ull << 30;        // decode only
+  uint64_t host_tier_bytes = 0;              // decode only: engine::HostTierOptions::bytes
   int32_t local_prefill_slice_tokens = 128;  // decode only
   std::optional<int64_t> itl_target_ms;      // decode only: engine::StepTurns, with local prefill
   double fidelity_share = 0.01;

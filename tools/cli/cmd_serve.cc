@@ -154,6 +154,7 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
   app.add_option("--max-sequences", c.max_sequences, "most sequences in a decode batch; 0: 64 on a CPU, 256 on a GPU")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
+  AddByteSizeOption(app, "--host-tier-bytes", c.host_tier_bytes, kHostTierBytesHelp);
   app.add_flag("--no-async-scheduling", c.no_async_scheduling, kNoAsyncSchedulingHelp);
   app.add_flag("--no-step-costs", c.no_step_costs, kNoStepCostsHelp);
 }

@@ -127,6 +127,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   decode.trace = options.trace;
   decode.engine.executor.num_threads = options.num_threads;
   decode.engine.executor.max_rows = sizes.max_sequences;
+  decode.engine.host_tier.bytes = options.host_tier_bytes;
   if (options.no_async_scheduling) decode.engine.async_scheduling = false;
   if (options.no_step_costs) decode.engine.measure_step_costs = false;
   decode.engine.fidelity.share = options.fidelity_share;

@@ -49,6 +49,7 @@ struct LocalClusterOptions {
   uint64_t store_disk_bytes = 8ull << 30;
   int32_t num_threads = 0;           // compute threads per worker; 0: one per core
   int32_t max_sequences = 0;         // in a decode step; 0: by device (worker_defaults.h)
+  uint64_t host_tier_bytes = 0;      // engine::HostTierOptions::bytes
   bool no_async_scheduling = false;  // DecodeEngineOptions::async_scheduling
   bool no_step_costs = false;        // DecodeEngineOptions::measure_step_costs
   int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: by device
