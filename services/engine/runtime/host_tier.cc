@@ -12,7 +12,6 @@ namespace {
 
 using kernels::kPageTokens;
 
-constexpr int32_t kPagesAtOnce = 16;       // full pages of an answer that move together
 constexpr int64_t kTokensUntilRetry = 64;  // a sequence that found no room waits so long
 
 }  // namespace
@@ -60,7 +59,7 @@ std::optional<HostTier::Work> HostTier::NextOf(const DecodeSequence& sequence) c
     }
     if (work.streams.empty()) continue;
     const int32_t moved = fork.hot == nullptr ? 0 : fork.hot->moved(work.streams[0]);
-    if (moved == 0 ? full > *slots / kPageTokens : full >= moved + kPagesAtOnce) return work;
+    if (moved == 0 ? full > *slots / kPageTokens : full >= moved + options_.pages_at_once) return work;
   }
   return std::nullopt;
 }
@@ -97,7 +96,7 @@ void HostTier::WaitForMore(DecodeFork& fork) const {
     if (fork.hot->moved(stream) > 0) least = std::min(least, fork.hot->moved(stream));
   }
   if (least == std::numeric_limits<int32_t>::max()) return;
-  const int64_t full = (int64_t{least} + kPagesAtOnce) * kPageTokens + fork.selector->scoring().recent;
+  const int64_t full = (int64_t{least} + options_.pages_at_once) * kPageTokens + fork.selector->scoring().recent;
   fork.next_move = std::max(fork.next_move, full);
 }
 

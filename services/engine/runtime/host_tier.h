@@ -24,11 +24,12 @@ struct HostTierOptions {
   // Pages that move between two steps: whole layers of a sequence, at least one. The steps of all sequences wait for
   // them, 128 MiB about 2.5 ms.
   size_t moved_bytes = size_t{128} << 20;
+  int32_t pages_at_once = 16;  // full pages of an answer that move together
 };
 
 // A sequence moves if it decodes by `sparcas` with packed keys, with one continuation, and is at least twice as long as
-// its hot buffer. Its first step that chooses has packed the keys then. Later pages follow 16 at a time. Engine thread,
-// except for the host memory.
+// its hot buffer. Its first step that chooses has packed the keys then. Later pages follow, some at a time. Engine
+// thread, except for the host memory.
 class HostTier {
  public:
   // `model` and `pool` outlive it. `make_room`: as in DecodePreemption. Errors are those of HostKv::Create.
