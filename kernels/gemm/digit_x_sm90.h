@@ -45,7 +45,7 @@ __device__ __forceinline__ uint4 TransposeBytes(const uint32_t (&words)[4]) {
 // lower digits and of the two higher ones: low + 2^16 high. largest: the bits of the group's largest magnitude.
 __device__ __forceinline__ int2 StoreDigits(const DigitX& x, int group, int row, const uint4& bits, uint32_t largest) {
   const int lane = threadIdx.x % 16, c = lane / 4, word = lane % 4;
-  const uint32_t field = min(283u - (largest >> 7), 253u);  // of 2^(29 - e)
+  const uint32_t field = min(283u - (largest >> 7), 253u);  // the exponent of the factor 2^(29 - e)
   const float by = __uint_as_float(field << 23);
   const uint32_t pair[4] = {bits.x, bits.y, bits.z, bits.w};
   uint32_t digits[8];  // four of each column

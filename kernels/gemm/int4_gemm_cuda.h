@@ -90,7 +90,7 @@ cudaError_t SkinnyInt4Gemm(const Int4GemmArgs& args, cudaStream_t stream);
 // 0 or a multiple of 128.
 cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& args, cudaStream_t stream);
 bool FitsSkinnyInt4GemmSm90(const Int4GemmArgs& args);  // whether one pass is enough
-// The same for up to four rows a pass, fewer with many columns, by products of bytes
+// The same for up to two rows a pass, one with many columns, by products of bytes
 // (skinny_int4_digits_gemm_cuda_sm90.cu): each 128 columns of x are rounded to 31 bits, their sums exact.
 cudaError_t Int4DigitsGemmSm90(const Int4GemmArgs& args, cudaStream_t stream);
 bool FitsInt4DigitsGemmSm90(const Int4GemmArgs& args);  // whether one pass is enough

@@ -1,4 +1,4 @@
-// One to four rows and a weight of int4 codes on Hopper. Tensor cores multiply bytes: a word of eight codes becomes two
+// One or two rows and a weight of int4 codes on Hopper. Tensor cores multiply bytes: a word of eight codes becomes two
 // operands of four codes in three instructions, where f16 takes fourteen for two words, and x is digits of bytes
 // (digit_x_sm90.h), which stand where other rows would. Sums of 128 columns are whole numbers, and exact.
 //
@@ -16,7 +16,7 @@
 namespace spl::kernels::cuda {
 namespace {
 
-constexpr int kMaxDigitRows = 4;
+constexpr int kMaxDigitRows = 2;  // their digits fill an operand; for more the kernel in f16 is as fast
 constexpr int kWarps = Warps(Codes::kInt4), kGroups = GroupsOfChunk(Codes::kInt4);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -34,25 +34,17 @@ __device__ __forceinline__ void MmaBytes(int32_t (&c)[4], const uint32_t (&a)[4]
 
 // Adds the scaled products of group `i` of a chunk, the x group `group`, to `total`: features first_row and + 8 of each
 // 16, of the two digits of this lane. codes: the lane's first row of the stage.
-template <int kFeatureTiles, int kRowTiles>
+template <int kFeatureTiles>
 __device__ __forceinline__ void AddGroup(const Params& p, const DigitX& x, const TileFactors& factors, uint32_t codes,
-                                         int i, int group, int first_row, float (&total)[kFeatureTiles][kRowTiles][2]) {
+                                         int i, int group, int first_row, float (&total)[kFeatureTiles][2]) {
   constexpr uint32_t kLowBits = 0x0f0f0f0f;
   const int lane = threadIdx.x % 32, c = lane % 4;
-  uint32_t right[kRowTiles][8];
-  int2 ones[kRowTiles];
-  float unit[kRowTiles];
-#pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
-    const int line = min(8 * t + lane / 4, x.lines() - 1);  // the sums of rows that are not there are not stored
-    const uint4 first = LoadShared16(x.Piece(group, line, 0, c)), second = LoadShared16(x.Piece(group, line, 1, c));
-    const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-    for (int k = 0; k < 8; ++k) right[t][k] = words[k];
-    const int row = min(2 * t + c / 2, x.rows - 1);
-    ones[t] = *reinterpret_cast<const int2*>(x.sums + group * x.lines() + kDigits * row + c % 2 * 2);
-    unit[t] = x.scales[group * x.rows + row] * (c % 2 == 0 ? 1.0f : 65536.0f);
-  }
+  // The sums of a row that is not there are not stored.
+  const int line = min(lane / 4, x.lines() - 1), row = min(c / 2, x.rows - 1);
+  const uint4 first = LoadShared16(x.Piece(group, line, 0, c)), second = LoadShared16(x.Piece(group, line, 1, c));
+  const uint32_t right[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  const int2 ones = *reinterpret_cast<const int2*>(x.sums + group * x.lines() + kDigits * row + c % 2 * 2);
+  const float unit = x.scales[group * x.rows + row] * (c % 2 == 0 ? 1.0f : 65536.0f);
   const int scale_group =
       p.units_of_group == 1 ? min(group, p.num_groups - 1) : min(group / p.units_of_group, p.num_groups - 1);
 #pragma unroll
@@ -60,50 +52,37 @@ __device__ __forceinline__ void AddGroup(const Params& p, const DigitX& x, const
     const uint32_t at = codes + 16 * f * kRowBytes + ((4 * i + c) ^ first_row) * 16;
     const uint4 low = LoadShared16(at), high = LoadShared16(at + 8 * kRowBytes);
     const uint32_t of_low[4] = {low.x, low.y, low.z, low.w}, of_high[4] = {high.x, high.y, high.z, high.w};
-    int32_t sums[kRowTiles][4];
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[t][j] = kMagicBits;
-    }
+    int32_t sums[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const uint32_t left[4] = {of_low[w] & kLowBits, of_high[w] & kLowBits, of_low[w] >> 4 & kLowBits,
                                 of_high[w] >> 4 & kLowBits};
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) MmaBytes(sums[t], left, right[t][2 * w], right[t][2 * w + 1]);
+      MmaBytes(sums, left, right[2 * w], right[2 * w + 1]);
     }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const int feature = 16 * f + 8 * k + first_row;
       const float scale = factors.scales[feature * p.layout.scale_pitch + scale_group];
       const int zero = factors.zeros[feature * p.num_groups + scale_group];
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-        const float lower = __int_as_float(sums[t][2 * k] - zero * ones[t].x) - kMagic;
-        const float upper = __int_as_float(sums[t][2 * k + 1] - zero * ones[t].y) - kMagic;
-        total[f][t][k] = fmaf(fmaf(upper, 256.0f, lower) * scale, unit[t], total[f][t][k]);
-      }
+      const float lower = __int_as_float(sums[2 * k] - zero * ones.x) - kMagic;
+      const float upper = __int_as_float(sums[2 * k + 1] - zero * ones.y) - kMagic;
+      total[f][k] = fmaf(fmaf(upper, 256.0f, lower) * scale, unit, total[f][k]);
     }
   }
 }
 
 // Adds the sums of the block's warps, in their order, and stores y. set: one of the two of Layout::sums.
-template <int kFeatureTiles, int kRowTiles>
+template <int kFeatureTiles>
 __device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_row, float* set,
-                                          const float (&total)[kFeatureTiles][kRowTiles][2]) {
+                                          const float (&total)[kFeatureTiles][2]) {
   constexpr int kFeatures = 16 * kFeatureTiles;
   const int warp = threadIdx.x / 32, c = threadIdx.x % 4, rows = p.layout.sum_rows, size = p.layout.sums_of_warp;
 #pragma unroll
   for (int f = 0; f < kFeatureTiles; ++f) {
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const float sum = total[f][t][k] + __shfl_xor_sync(0xffffffffu, total[f][t][k], 1);
-        if (c % 2 == 0 && 2 * t + c / 2 < rows)
-          set[warp * size + (16 * f + 8 * k + first_row) * rows + 2 * t + c / 2] = sum;
-      }
+    for (int k = 0; k < 2; ++k) {
+      const float sum = total[f][k] + __shfl_xor_sync(0xffffffffu, total[f][k], 1);
+      if (c % 2 == 0) set[warp * size + (16 * f + 8 * k + first_row) * rows + c / 2] = sum;
     }
   }
   CpAsyncWait<0>();  // the factors of the next tile
@@ -122,7 +101,7 @@ __device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_r
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-template <int kFeatureTiles, int kRowTiles>
+template <int kFeatureTiles>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     MultiplyDigits(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap codes_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -153,7 +132,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, turn ^= 1) {
     const TileFactors now = factors(turn);
-    float total[kFeatureTiles][kRowTiles][2] = {};
+    float total[kFeatureTiles][2] = {};
     if (const int next = tile + static_cast<int>(gridDim.x); next < num_tiles)
       CopyFactors<Codes::kInt4, kFeatures, 32 * kWarps>(p, next, factors(turn ^ 1));
 #pragma unroll 1
@@ -161,8 +140,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       MbarrierWait(ring.full + 8 * stage, phase);
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        AddGroup<kFeatureTiles, kRowTiles>(p, x, now, ring.codes + stage * Ring::kStage + first_row * kRowBytes, i,
-                                           chunk * kGroups + i, first_row, total);
+        AddGroup<kFeatureTiles>(p, x, now, ring.codes + stage * Ring::kStage + first_row * kRowBytes, i,
+                                chunk * kGroups + i, first_row, total);
       }
       __syncwarp();  // every lane is done with the stage
       if (lane == 0) ring.Load(stage);
@@ -172,18 +151,18 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       }
     }
     float* const set = reinterpret_cast<float*>(smem + at.sums) + turn * kWarps * at.sums_of_warp;
-    StoreTile<kFeatureTiles, kRowTiles>(p, tile, first_row, set, total);
+    StoreTile<kFeatureTiles>(p, tile, first_row, set, total);
   }
 #endif
 }
 
-template <int kFeatureTiles, int kRowTiles>
+template <int kFeatureTiles>
 cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
   CUtensorMap codes;
   if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, p.in / 2, p.in / 2, 16 * kFeatureTiles,
                     kRowBytes, CU_TENSOR_MAP_SWIZZLE_128B))
     return cudaErrorNotSupported;
-  const auto kernel = MultiplyDigits<kFeatureTiles, kRowTiles>;
+  const auto kernel = MultiplyDigits<kFeatureTiles>;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.layout.bytes);
   if (e != cudaSuccess) return e;
   const int64_t tiles = (p.out + 16 * kFeatureTiles - 1) / (16 * kFeatureTiles);
@@ -210,7 +189,6 @@ int RowsOfPass(int64_t in_features, int scale_groups, int64_t rows) {
   return 0;
 }
 
-template <int kRowTiles>
 cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
   const int feature_tiles = ChooseFeatureTiles(p.out, num_sms, 3, [&](int n) {
     p.layout = LayoutOf(n, p.num_rows, p.chunks, p.num_groups, TilesOfBlock(p.out, n, num_sms) == 1 ? 1 : 2);
@@ -218,11 +196,11 @@ cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
   });
   switch (feature_tiles) {
     case 3:
-      return Launch<3, kRowTiles>(p, num_sms, stream);
+      return Launch<3>(p, num_sms, stream);
     case 2:
-      return Launch<2, kRowTiles>(p, num_sms, stream);
+      return Launch<2>(p, num_sms, stream);
     case 1:
-      return Launch<1, kRowTiles>(p, num_sms, stream);
+      return Launch<1>(p, num_sms, stream);
     default:
       return cudaErrorNotSupported;
   }
@@ -252,7 +230,7 @@ cudaError_t Int4DigitsGemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
     p.x += static_cast<int64_t>(row) * p.in;
     p.y = static_cast<char*>(all.y) + row * p.y_stride * static_cast<int64_t>(DTypeBytes(a.y_dtype));
     row += p.num_rows;
-    e = p.num_rows <= 2 ? LaunchRows<1>(p, num_sms, stream) : LaunchRows<2>(p, num_sms, stream);
+    e = LaunchRows(p, num_sms, stream);
   }
   return e;
 }
