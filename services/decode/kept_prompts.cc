@@ -39,7 +39,9 @@ engine::SessionTable::Match KeptPrompts::Find(const Conversation& turn, int64_t 
 void KeptPrompts::Keep(const Conversation& turn, const engine::SequenceKv& kv, int64_t exact_tokens) {
   const int64_t tokens = std::min(exact_tokens, kv.exact_tokens());
   const auto pages = std::min<int64_t>(static_cast<int64_t>(turn.blocks.size()), tokens / kernels::kPageTokens);
-  if (!kv.is_whole() || pages <= 0) return;
+  // A prompt without a full block takes the place of the last one, too. One that was not exact leaves it: what both
+  // begin with is still good.
+  if (!kv.is_whole() || (pages <= 0 && !turn.blocks.empty())) return;
   auto kept = std::make_shared<engine::SequenceKv>(kv.pool(), kv.shape());
   kept->AppendLeading(kv, static_cast<int32_t>(pages));
   const auto blocks = std::span(turn.blocks).first(static_cast<size_t>(pages));

@@ -26,7 +26,8 @@ class KeptPrompts {
   // Finds the pages that hold the prompt's first tokens, never its last one, so that there is always a page to send.
   engine::SessionTable::Match Find(const Conversation& turn, int64_t prompt_tokens);
   // Keeps the pages of `kv` that hold the prompt's full blocks and are exact. Pages of the answer are not kept: it may
-  // have been decoded over chosen tokens. Does nothing if `kv` lacks pages.
+  // have been decoded over chosen tokens. A prompt without a full block lets go of what was kept. Does nothing if `kv`
+  // lacks pages.
   void Keep(const Conversation& turn, const engine::SequenceKv& kv, int64_t exact_tokens);
 
   // Evicts one conversation. False: there is none.

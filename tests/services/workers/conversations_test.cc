@@ -89,6 +89,15 @@ TEST_P(ConversationsTest, RandomTurnsSendWhatIsNewAndAnswerAsTheWholeText) {
   EXPECT_EQ(DecodeMetric("splice_decode_session_tokens_total"), static_cast<double>(held_in_all));
 }
 
+// A conversation that is begun anew: what was kept of it is of no use.
+TEST_P(ConversationsTest, AShortPromptTakesThePlaceOfALongOne) {
+  session_ = "talk";
+  EXPECT_EQ(Turn(Prompt(1, 200)), 0u);
+  EXPECT_TRUE(test::Eventually([&] { return UsedByDecode() == 3 * num_streams(); }));
+  EXPECT_EQ(Turn(Prompt(2, 60)), 0u);
+  EXPECT_TRUE(test::Eventually([&] { return UsedByDecode() == 0; })) << UsedByDecode();
+}
+
 // The rows that are sent are checked as before, and what was held is not lost with them.
 TEST_P(ConversationsTest, DamagedRowsAreFoundBehindHeldOnes) {
   session_ = "talk";
