@@ -15,14 +15,11 @@
 // order. Its features are 16 f + FeatureOf(g) and 8 more: two rows of codes that lanes read at one time then differ in
 // bit 2 of their number, and lie in different banks.
 #include <algorithm>
-#include <limits>
 
-#include "kernels/cuda/cuda_device_info.h"
-#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
-#include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/gemm/int4_gemm_device.h"
 #include "kernels/gemm/resident_x_sm90.h"
+#include "kernels/gemm/skinny_codes_launch_sm90.h"
 #include "kernels/gemm/skinny_codes_ring_sm90.h"
 #include "kernels/gemm/skinny_codes_sm90.h"
 
@@ -215,66 +212,30 @@ Layout LayoutOf(int feature_tiles, int rows, int chunks, int scale_groups) {
                     scale_groups, 2);
 }
 
-template <Codes kCodes, int kFeatureTiles>
-cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
-  CUtensorMap codes;
-  const int64_t row_bytes = kCodes == Codes::kInt4 ? p.in / 2 : p.in;
-  if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, row_bytes, row_bytes, 16 * kFeatureTiles,
-                    kRowBytes, CU_TENSOR_MAP_SWIZZLE_128B))
-    return cudaErrorNotSupported;
-  const auto kernel = Multiply<kCodes, kFeatureTiles>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.layout.bytes);
-  if (e != cudaSuccess) return e;
-  const int64_t tiles = (p.out + 16 * kFeatureTiles - 1) / (16 * kFeatureTiles);
-  return LaunchEarly(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(tiles, num_sms))), dim3(32 * Warps(kCodes)),
-                     static_cast<size_t>(p.layout.bytes), stream, p, codes);
-}
-
 template <Codes kCodes>
 cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
   const int feature_tiles = ChooseFeatureTiles(p.out, num_sms, 2, [&](int n) {
     p.layout = LayoutOf<kCodes>(n, p.num_rows, p.chunks, p.num_groups);
     return p.layout.stages >= kMinStages;
   });
-  if (feature_tiles == 2) return Launch<kCodes, 2>(p, num_sms, stream);
-  return feature_tiles == 1 ? Launch<kCodes, 1>(p, num_sms, stream) : cudaErrorNotSupported;
+  if (feature_tiles == 2) return LaunchTiles(kCodes, Multiply<kCodes, 2>, 2, p, num_sms, stream);
+  return feature_tiles == 1 ? LaunchTiles(kCodes, Multiply<kCodes, 1>, 1, p, num_sms, stream) : cudaErrorNotSupported;
 }
 
-// Rows of one pass over the weight: 0 if not even one row fits.
 template <Codes kCodes>
 int RowsOfPass(int64_t in_features, int scale_groups, int64_t rows) {
-  const auto chunks =
-      static_cast<int>((in_features + kGroup * GroupsOfChunk(kCodes) - 1) / (kGroup * GroupsOfChunk(kCodes)));
-  for (int n = static_cast<int>(std::min<int64_t>(rows, kMaxRows)); n > 0; --n) {
-    if (LayoutOf<kCodes>(1, n, chunks, scale_groups).stages >= kMinStages) return n;
-  }
-  return 0;
+  const int chunks = ChunksOf(kCodes, in_features);
+  return RowsThatFit(std::min<int64_t>(rows, kMaxRows),
+                     [&](int n) { return LayoutOf<kCodes>(1, n, chunks, scale_groups); });
 }
 
-bool IsSm90(int* num_sms) {
-  int capability = 0;
-  return DeviceInfo(&capability, num_sms) == cudaSuccess && capability / 10 == 9;
-}
-
-// Passes of as many rows as fit.
 template <Codes kCodes>
-cudaError_t Run(Params all, int units_of_group, DType y_dtype, cudaStream_t stream) {
-  int num_sms = 0;
-  if (!IsSm90(&num_sms)) return cudaErrorNotSupported;
-  constexpr int64_t kColumns = int64_t{kGroup} * GroupsOfChunk(kCodes);
-  all.chunks = static_cast<int>((all.in + kColumns - 1) / kColumns);
-  all.units_of_group = units_of_group;
-  cudaError_t e = cudaSuccess;
-  for (int row = 0; row < all.num_rows && e == cudaSuccess;) {
-    Params p = all;
-    p.num_rows = RowsOfPass<kCodes>(all.in, all.num_groups, all.num_rows - row);
-    if (p.num_rows == 0) return cudaErrorNotSupported;
-    p.x += static_cast<int64_t>(row) * p.in;
-    p.y = static_cast<char*>(all.y) + row * p.y_stride * static_cast<int64_t>(DTypeBytes(y_dtype));
-    row += p.num_rows;
-    e = LaunchRows<kCodes>(p, num_sms, stream);
-  }
-  return e;
+cudaError_t Run(Params p, int units_of_group, DType y_dtype, cudaStream_t stream) {
+  p.chunks = ChunksOf(kCodes, p.in);
+  p.units_of_group = units_of_group;
+  return RunPasses(
+      p, y_dtype, [&](int64_t rows) { return RowsOfPass<kCodes>(p.in, p.num_groups, rows); },
+      [&](const Params& pass, int num_sms) { return LaunchRows<kCodes>(pass, num_sms, stream); });
 }
 
 }  // namespace
@@ -303,8 +264,7 @@ cudaError_t SkinnyInt4GemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
   Params p{};
   static_cast<Fp8GemmParams&>(p) = ToCodesParams(a);
   p.zeros = a.zeros;
-  const int units = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kGroup);
-  return Run<Codes::kInt4>(p, units, a.y_dtype, stream);
+  return Run<Codes::kInt4>(p, UnitsOfGroup(a.scale_group), a.y_dtype, stream);
 }
 
 }  // namespace spl::kernels::cuda

@@ -68,10 +68,12 @@ inline Layout MakeLayout(Codes codes, int feature_tiles, int sum_rows, const Res
   return at;
 }
 
+constexpr int64_t NumTiles(int64_t out, int feature_tiles) {
+  return (out + 16 * feature_tiles - 1) / (16 * feature_tiles);
+}
 // Tiles of a block, at most.
-inline int64_t TilesOfBlock(int64_t out, int feature_tiles, int num_sms) {
-  const int64_t tiles = (out + 16 * feature_tiles - 1) / (16 * feature_tiles);
-  return (tiles + num_sms - 1) / num_sms;
+constexpr int64_t TilesOfBlock(int64_t out, int feature_tiles, int num_sms) {
+  return (NumTiles(out, feature_tiles) + num_sms - 1) / num_sms;
 }
 // Larger tiles read x less often and meet less often; smaller ones divide evenly over the SMs more often. The largest
 // of most_tiles x 16 features and less that takes about as long as the smallest, and for which fits(feature_tiles) is

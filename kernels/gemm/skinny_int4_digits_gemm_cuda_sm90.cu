@@ -5,12 +5,10 @@
 // Blocks, warps and their rings are those of skinny_codes_gemm_cuda_sm90.cu. Sums of lanes c and c ^ 1, which hold two
 // digits each of a row, meet at the end of a tile.
 #include <algorithm>
-#include <limits>
 
-#include "kernels/cuda/cuda_device_info.h"
-#include "kernels/cuda/cuda_launch.h"
 #include "kernels/gemm/digit_x_sm90.h"
 #include "kernels/gemm/int4_gemm_device.h"
+#include "kernels/gemm/skinny_codes_launch_sm90.h"
 #include "kernels/gemm/skinny_codes_ring_sm90.h"
 
 namespace spl::kernels::cuda {
@@ -156,20 +154,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 #endif
 }
 
-template <int kFeatureTiles>
-cudaError_t Launch(const Params& p, int num_sms, cudaStream_t stream) {
-  CUtensorMap codes;
-  if (!EncodeMatrix(&codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, p.w, p.out, p.in / 2, p.in / 2, 16 * kFeatureTiles,
-                    kRowBytes, CU_TENSOR_MAP_SWIZZLE_128B))
-    return cudaErrorNotSupported;
-  const auto kernel = MultiplyDigits<kFeatureTiles>;
-  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.layout.bytes);
-  if (e != cudaSuccess) return e;
-  const int64_t tiles = (p.out + 16 * kFeatureTiles - 1) / (16 * kFeatureTiles);
-  return LaunchEarly(kernel, dim3(static_cast<unsigned>(std::min<int64_t>(tiles, num_sms))), dim3(32 * kWarps),
-                     static_cast<size_t>(p.layout.bytes), stream, p, codes);
-}
-
 Layout LayoutOf(int feature_tiles, int rows, int chunks, int scale_groups, int turns) {
   const int64_t groups = int64_t{chunks} * kGroups;
   return MakeLayout(
@@ -177,16 +161,10 @@ Layout LayoutOf(int feature_tiles, int rows, int chunks, int scale_groups, int t
       {.x = groups * rows * kDigits * kGroup, .scales = 4 * groups * rows, .sums = 4 * groups * rows * kDigits},
       scale_groups, turns);
 }
-int ChunksOf(int64_t in_features) {
-  return static_cast<int>((in_features + kGroup * kGroups - 1) / (kGroup * kGroups));
-}
-
-// Rows of one pass over the weight: 0 if not even one row fits.
 int RowsOfPass(int64_t in_features, int scale_groups, int64_t rows) {
-  for (int n = static_cast<int>(std::min<int64_t>(rows, kMaxDigitRows)); n > 0; --n) {
-    if (LayoutOf(1, n, ChunksOf(in_features), scale_groups, 2).stages >= kMinStages) return n;
-  }
-  return 0;
+  const int chunks = ChunksOf(Codes::kInt4, in_features);
+  return RowsThatFit(std::min<int64_t>(rows, kMaxDigitRows),
+                     [&](int n) { return LayoutOf(1, n, chunks, scale_groups, 2); });
 }
 
 cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
@@ -196,11 +174,11 @@ cudaError_t LaunchRows(Params p, int num_sms, cudaStream_t stream) {
   });
   switch (feature_tiles) {
     case 3:
-      return Launch<3>(p, num_sms, stream);
+      return LaunchTiles(Codes::kInt4, MultiplyDigits<3>, 3, p, num_sms, stream);
     case 2:
-      return Launch<2>(p, num_sms, stream);
+      return LaunchTiles(Codes::kInt4, MultiplyDigits<2>, 2, p, num_sms, stream);
     case 1:
-      return Launch<1>(p, num_sms, stream);
+      return LaunchTiles(Codes::kInt4, MultiplyDigits<1>, 1, p, num_sms, stream);
     default:
       return cudaErrorNotSupported;
   }
@@ -215,24 +193,14 @@ bool FitsInt4DigitsGemmSm90(const Int4GemmArgs& a) {
 cudaError_t Int4DigitsGemmSm90(const Int4GemmArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0) return cudaSuccess;
   if (!ServedInt4(a) || a.scale_group % kGroup != 0) return cudaErrorNotSupported;
-  int num_sms = 0, capability = 0;
-  if (DeviceInfo(&capability, &num_sms) != cudaSuccess || capability / 10 != 9) return cudaErrorNotSupported;
-  Params all{};
-  static_cast<Fp8GemmParams&>(all) = ToCodesParams(a);
-  all.zeros = a.zeros;
-  all.chunks = ChunksOf(a.in_features);
-  all.units_of_group = a.scale_group == 0 ? std::numeric_limits<int>::max() : static_cast<int>(a.scale_group / kGroup);
-  cudaError_t e = cudaSuccess;
-  for (int row = 0; row < all.num_rows && e == cudaSuccess;) {
-    Params p = all;
-    p.num_rows = RowsOfPass(all.in, all.num_groups, all.num_rows - row);
-    if (p.num_rows == 0) return cudaErrorNotSupported;
-    p.x += static_cast<int64_t>(row) * p.in;
-    p.y = static_cast<char*>(all.y) + row * p.y_stride * static_cast<int64_t>(DTypeBytes(a.y_dtype));
-    row += p.num_rows;
-    e = LaunchRows(p, num_sms, stream);
-  }
-  return e;
+  Params p{};
+  static_cast<Fp8GemmParams&>(p) = ToCodesParams(a);
+  p.zeros = a.zeros;
+  p.chunks = ChunksOf(Codes::kInt4, a.in_features);
+  p.units_of_group = UnitsOfGroup(a.scale_group);
+  return RunPasses(
+      p, a.y_dtype, [&](int64_t rows) { return RowsOfPass(p.in, p.num_groups, rows); },
+      [&](const Params& pass, int num_sms) { return LaunchRows(pass, num_sms, stream); });
 }
 
 }  // namespace spl::kernels::cuda

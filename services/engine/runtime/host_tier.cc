@@ -88,7 +88,7 @@ void HostTier::MoveSome(DecodeBatch& batch) {
   }
 }
 
-// What has moved need not be looked at before enough pages are full again.
+// Moved sequences need not be looked at before enough pages are full again.
 void HostTier::WaitForMore(DecodeFork& fork) const {
   if (fork.hot == nullptr) return;
   int32_t least = std::numeric_limits<int32_t>::max();

@@ -217,7 +217,7 @@ void RunSteps(Choose choose, Refill refill, Attend attend, const KernelContext& 
     }
   }
   ASSERT_TRUE(hot[0] != nullptr && hot[2] != nullptr);
-  // Of the longest sequence: some rows were there, and others had to go.
+  // Some rows of the longest sequence were there, and others had to go.
   EXPECT_GT(hot[2]->counts_[0], hot[2]->counts_[1]);
   if (keys == Keys::kNormal || keys == Keys::kHeavyTail) {
     EXPECT_GT(hot[2]->counts_[1], static_cast<uint64_t>(kBudget) * static_cast<uint64_t>(shape.kv_heads));

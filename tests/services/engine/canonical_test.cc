@@ -124,7 +124,7 @@ TEST_F(CanonicalTest, LongInstructionsAreCutOff) {
   EXPECT_EQ(AskFor(prompt, 200, "naive")->tokens, naive->tokens);
 }
 
-// What several callers share must not have seen what one of them said.
+// A segment that several callers share must not have seen the text of one of them.
 TEST_F(CanonicalTest, ASharedSegmentIsComputedWithNothingInFront) {
   StartEngines();
   std::mt19937 random(36);

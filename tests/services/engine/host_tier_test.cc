@@ -255,7 +255,7 @@ TEST_F(HostTierTest, CancelledSequencesLeaveNothingBehind) {
   ExpectNothingLeft();
 }
 
-// What may have to attend to everything keeps its pages.
+// A sequence that may have to attend to everything keeps its pages.
 TEST_F(HostTierTest, OtherSequencesStayInThePool) {
   std::mt19937 random = SeededRandom("not of the host tier");
   DecodeOptions adaptive = Packed(64);
@@ -280,6 +280,7 @@ std::shared_ptr<const Model> ModelOn(Devices devices) {
 }
 
 TEST_F(HostTierTest, StepsThatStartEarlyChangeNothing) {
+  // Its model runs on a host backend that pretends to be a device.
   if (test::OnGpu()) GTEST_SKIP() << "a model of the host";
   std::mt19937 random = SeededRandom("host tier, early steps");
   const std::vector<Case> cases = Mixed(random);
@@ -294,6 +295,7 @@ TEST_F(HostTierTest, StepsThatStartEarlyChangeNothing) {
 }
 
 TEST_F(HostTierTest, SeveralRanksChangeNothing) {
+  // Its ranks are of the host: this takes no second GPU.
   if (test::OnGpu()) GTEST_SKIP() << "a model of the host";
   std::mt19937 random = SeededRandom("host tier, ranks");
   const std::vector<Case> cases = Mixed(random);
