@@ -24,6 +24,11 @@ transport::TransportOptions TransportOptionsOf(const DecodeServerOptions& option
   return transport;
 }
 
+// A GPU runs the kernels of one engine while the other waits for its host.
+engine::StepTurns::Sharing SharingOf(const engine::Model& model) {
+  return model.backend().host_memory() ? engine::StepTurns::Sharing::kTurns : engine::StepTurns::Sharing::kRides;
+}
+
 }  // namespace
 
 // The pages, and how prefill workers write them.
@@ -77,7 +82,8 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
 engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& options) {
   engine::DecodeEngineOptions engine_options = options.engine;
   if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())
-    engine_options.turns = std::make_shared<engine::StepTurns>(*options.itl_target);
+    engine_options.turns =
+        std::make_shared<engine::StepTurns>(*options.itl_target, options.sharing.value_or(SharingOf(*model_)));
   shared_ = std::make_shared<engine::SharedPool>(*pool_, engine_options.turns);
   engine_options.shared = shared_;
   if (!options.shares_pool) {

@@ -41,9 +41,10 @@ struct DecodeServerOptions {
   // Prompts of conversations that stay in the pool. With shares_pool the prefill worker keeps them in the same pool,
   // and this worker keeps none.
   KeptPromptsOptions sessions;
-  // Target of the turns that prompts and decode steps take where prompts are computed, too (engine::StepTurns).
-  // nullopt: both run at the same time.
+  // How prompts and decode steps share the device where prompts are computed, too (engine::StepTurns): the target, and
+  // whether they take turns; nullopt: on cores they do. Without a target both run at the same time and apart.
   std::optional<std::chrono::milliseconds> itl_target = engine::StepTurns::kDefaultItlTarget;
+  std::optional<engine::StepTurns::Sharing> sharing;
   transport::TransportOptions transport;
   std::chrono::milliseconds drain_timeout{30'000};
   // Host that routers and peers use to reach this worker, for gRPC and KV; empty: the host it listens on.

@@ -17,8 +17,7 @@ int main(int argc, char** argv) {
                           spl::decode::DecodeServerOptions options;
                           spl::TakeCommonFlags(flags, *model, options);
                           options.local_prefill.max_new_tokens = flags.local_prefill_tokens;
-                          options.itl_target =
-                              spl::engine::StepTurns::TargetOf(flags.itl_target_ms, model->backend().host_memory());
+                          options.itl_target = std::chrono::milliseconds(flags.itl_target_ms);
                           options.local_prefill.slice_tokens = flags.local_prefill_slice_tokens;
                           options.local_prefill.num_threads = flags.num_threads;
                           options.local_prefill.store_address = flags.store;

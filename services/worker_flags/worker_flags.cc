@@ -100,9 +100,10 @@ void AddDecodeFlags(CLI::App& app, WorkerFlags& flags) {
   AddByteSizeOption(app, "--host-tier-bytes", flags.host_tier_bytes, kHostTierBytesHelp);
   app.add_option(
          "--itl-target-ms", flags.itl_target_ms,
-         "with --local-prefill-tokens: longest time between two tokens while prompts are computed here, if a slice and "
-         "a decode step fit into it. Default: 50 on a CPU; on a GPU prompts and decode steps run at the same time")
-      ->check(CLI::Range(0, 60000));
+         "longest time between two tokens while prompts are computed here, too, if a slice and a decode step fit into "
+         "it. On a GPU a step of few sequences waits so long for a pass of a prompt to share; 0: it runs beside it")
+      ->check(CLI::Range(0, 60000))
+      ->capture_default_str();
   app.add_option("--local-prefill-slice-tokens", flags.local_prefill_slice_tokens,
                  "prompt tokens between two decode steps, a multiple of 64")
       ->check(CLI::Range(64, 65536))

@@ -82,7 +82,7 @@ struct WorkerFlags {
   uint64_t parked_bytes = 4ull << 30;        // decode only
   uint64_t host_tier_bytes = 0;              // decode only: engine::HostTierOptions::bytes
   int32_t local_prefill_slice_tokens = 128;  // decode only
-  std::optional<int64_t> itl_target_ms;      // decode only: engine::StepTurns, with local prefill
+  int64_t itl_target_ms = 50;                // decode only: engine::StepTurns, where prompts are computed, too
   double fidelity_share = 0.01;
   double quality_share = 0.05;  // for requests with a contract; prefill
   double session_share = 0.5;

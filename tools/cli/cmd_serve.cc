@@ -148,9 +148,10 @@ void AddSchedulingFlags(CLI::App& app, LocalClusterOptions& c) {
       ->capture_default_str();
   app.add_option("--itl-target-ms", c.itl_target_ms,
                  "longest time between two tokens while prompts are computed, if a slice of 128 tokens and a decode "
-                 "step fit into it; 0: slices and steps alternate. Default: 50 on a CPU; on a GPU prompts and decode "
-                 "steps run at the same time")
-      ->check(CLI::Range(0, 60000));
+                 "step fit into it. On a GPU a step of few sequences waits so long for a pass of a prompt to share. "
+                 "0: on a CPU slices and steps alternate, on a GPU steps never wait")
+      ->check(CLI::Range(0, 60000))
+      ->capture_default_str();
   app.add_option("--max-sequences", c.max_sequences, "most sequences in a decode batch; 0: 64 on a CPU, 256 on a GPU")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();

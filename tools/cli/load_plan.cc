@@ -78,7 +78,9 @@ std::vector<PlannedRequest> MakeSyntheticPlan(const LoadPlanOptions& options) {
   std::vector<PlannedRequest> plan;
   for (uint32_t i = 0; i < options.num_requests; ++i) {
     std::vector<int32_t> tokens = prefix;
-    AppendTokens(options, options.seed + 1 + i, options.input_tokens - static_cast<uint32_t>(prefix.size()), &tokens);
+    // The next seed has other prompts: none may be in a prefix cache.
+    AppendTokens(options, options.seed * 1000003 + 1 + i, options.input_tokens - static_cast<uint32_t>(prefix.size()),
+                 &tokens);
     json body = CommonBody(options, options.output_tokens);
     body["prompt"] = tokens;
     PlannedRequest request{.body = body.dump()};

@@ -132,7 +132,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   if (options.no_step_costs) decode.engine.measure_step_costs = false;
   decode.engine.fidelity.share = options.fidelity_share;
   decode.shares_pool = shares_pool;
-  decode.itl_target = engine::StepTurns::TargetOf(options.itl_target_ms, model->backend().host_memory());
+  decode.itl_target = std::chrono::milliseconds(options.itl_target_ms);
   decode.transport.carriers = options.kv_transport == "device" ? "auto" : options.kv_transport;
   SPLICE_ASSIGN_OR_RETURN(decode_, decode::DecodeServer::Start(decode_model, decode));
 

@@ -53,9 +53,8 @@ struct LocalClusterOptions {
   bool no_async_scheduling = false;  // DecodeEngineOptions::async_scheduling
   bool no_step_costs = false;        // DecodeEngineOptions::measure_step_costs
   int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: by device
-  // Turns of prompts and decode steps (engine::StepTurns), where both workers share a pool; nullopt: 50 ms on a CPU,
-  // none on a GPU, which runs both at the same time.
-  std::optional<int64_t> itl_target_ms;
+  // How prompts and decode steps share the device (engine::StepTurns), where both workers share a pool.
+  int64_t itl_target_ms = 50;
   double fidelity_share = 0.01;
   double quality_share = 0.05;
   TraceOptions trace;

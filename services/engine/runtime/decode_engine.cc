@@ -19,9 +19,13 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kIdleWait{100};  // safety net; every real event wakes the thread
 constexpr double kSmoothing = 0.1;
 
-// Turns are of whole steps, and a pass that takes a step along needs its tokens.
+// Turns are of whole steps.
+bool TakesTurns(const DecodeEngineOptions& options) {
+  return options.turns != nullptr && options.turns->sharing() == StepTurns::Sharing::kTurns;
+}
+
 bool IsAsync(const DecodeEngineOptions& options, const ParallelExecutor& executor) {
-  if (!executor.samples_later() || options.turns != nullptr) return false;
+  if (!executor.samples_later() || TakesTurns(options)) return false;
   return options.async_scheduling.value_or(!executor.model().backend().host_memory());
 }
 
@@ -156,8 +160,10 @@ void DecodeEngine::RunLoop() {
     CollectInbox();
     DropDead();
     StepTurns::Turn turn;
-    if (options_.turns != nullptr) options_.turns->SetDecoding(!batch_.empty());
-    if (StartsOnDevice()) turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
+    const DecodeCounts counts = batch_.counts();
+    if (options_.turns != nullptr) options_.turns->SetDecoding(counts.running + counts.waiting);
+    if (TakesTurns(options_) && StartsOnDevice())
+      turn = StepTurns::TakeOf(options_.turns.get(), StepTurns::Work::kDecoding);
     admission_.AdmitWaiting();
     MoveToHost();
     if (!preemption_.Grow()) {
@@ -229,7 +235,12 @@ bool DecodeEngine::StartsOnDevice() const {
 void DecodeEngine::RunStep(StepTurns::Turn turn) {
   if (options_.turns != nullptr && !turn.held()) {
     // Passes of prompts reach the pages only in a pool that is theirs, too.
-    if (StepOffer* const offer = options_.shared == nullptr ? nullptr : step_.Offer(); offer != nullptr) {
+    const bool may_ride = options_.shared != nullptr && options_.turns->MayRide(batch_.counts().running);
+    if (may_ride && step_.under_way()) {  // a pass needs the tokens of the step before
+      turn = options_.turns->Take(StepTurns::Work::kDecoding);
+      return TakeUnderWay();
+    }
+    if (StepOffer* const offer = may_ride ? step_.Offer() : nullptr; offer != nullptr) {
       std::optional<StepTurns::Turn> own = options_.turns->TakeOrRide(*offer);
       if (!own.has_value()) {
         options_.turns->NoteTokens(static_cast<int64_t>(offer->rows.size()));

@@ -32,7 +32,7 @@ int32_t RowsOfPass(const PassDemand& demand) {
     rows = std::min(rows, std::max(demand.rows_per_token * demand.riders, RowsToDrain(demand)));
   const int32_t total = (static_cast<int32_t>(rows) + demand.riders + kRowTile / 2) / kRowTile * kRowTile;
   // A step that fills its tiles by itself still takes a tile of prompts along.
-  const int32_t least = std::max(kWeightBoundRows, (demand.riders / kRowTile + 1) * kRowTile);
+  const int32_t least = std::max(demand.least, (demand.riders / kRowTile + 1) * kRowTile);
   return std::min(std::max(total, least) - demand.riders, room);
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
+#include <iterator>
 #include <utility>
 
 #include "services/base/fault_point.h"
@@ -98,7 +98,7 @@ absl::Status PrefillPasses::Count(const Pass& pass, double& tokens, double& cost
     meter_.SetQueued(job.queued, job.queued - std::min(job.queued, static_cast<int64_t>(done)));
     SPLICE_RETURN_IF_ERROR(job.FinishPass(executor_));
   }
-  if (options_.turns == nullptr) return absl::OkStatus();
+  if (options_.turns == nullptr || options_.turns->sharing() == StepTurns::Sharing::kRides) return absl::OkStatus();
   // The device has done the slice when another engine's turn comes.
   SPLICE_ASSIGN_OR_RETURN(const std::shared_ptr<const kernels::Fence> fence, executor_.RecordFenceOfAll());
   return fence == nullptr ? absl::OkStatus() : fence->Wait();
@@ -116,7 +116,9 @@ int32_t PrefillPasses::RowsOfNext(bool plain) const {
   const int32_t slice = options_.slice_tokens > 0 ? std::min(options_.slice_tokens, demand.most) : demand.most;
   if (!plain || options_.turns == nullptr) return slice;
   const PrefillLoad load = meter_.load(0);
-  if (options_.shared != nullptr) demand.riders = static_cast<int32_t>(options_.turns->num_offered());
+  const bool rides = options_.turns->sharing() == StepTurns::Sharing::kRides;
+  if (options_.shared != nullptr) demand.riders = static_cast<int32_t>(options_.turns->num_riders());
+  demand.least = rides ? kRowsOfFullSpeed : kWeightBoundRows;
   demand.time = demand.riders > 0 ? options_.turns->itl_target() : options_.turns->TimeToDecode();
   demand.rows_per_s = load.tokens_per_s;
   demand.rows_per_token = options_.turns->PromptRowsPerToken();
@@ -161,7 +163,6 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
 void PrefillPasses::Board(Pass& pass) {
   if (options_.shared == nullptr || options_.turns == nullptr) return;
   size_t rows = options_.turns->num_offered();
-  if (rows == 0) return;
   const bool plain =
       IsPlain(pass.layers) && std::all_of(pass.slices.begin(), pass.slices.end(),
                                           [](const PrefillSlice& slice) { return slice.observers == nullptr; });
@@ -207,23 +208,40 @@ void PrefillPasses::Finish(Pass& pass, std::vector<Ended>& ended) {
   for (size_t i = 0; pass.riders != nullptr && i < pass.riders->rows.size(); ++i)
     last_rows.push_back(row + static_cast<int32_t>(i));
   absl::Status status = executor_.ComputeLogits(last_rows);
-  if (status.ok()) status = SampleFirstTokens(complete);
-  Land(pass, status, static_cast<int32_t>(complete.size()));
+  if (status.ok()) status = SampleTokens(complete, pass.riders);
+  Land(pass, status);
   if (!complete.empty()) ended.push_back({std::move(complete), status});
 }
 
-absl::Status PrefillPasses::SampleFirstTokens(const std::vector<Job>& jobs) {
-  if (jobs.empty()) return absl::OkStatus();
-  std::vector<std::vector<Sampler>> samplers;
+absl::Status PrefillPasses::SampleTokens(const std::vector<Job>& jobs, StepOffer* riders) {
+  std::vector<std::vector<Sampler>> firsts;
+  std::vector<Sampler*> samplers;
+  std::vector<int32_t> rows;
   for (const auto& job : jobs) {
     const std::span<const int32_t> tokens(job->request.tokens);
     const size_t prior = job->request.num_output_tokens;
-    samplers.push_back(ForkSamplers(job->request.sampling, model_.config().eos_ids, tokens.first(tokens.size() - prior),
-                                    tokens.last(prior), model_.config().max_positions));
+    firsts.push_back(ForkSamplers(job->request.sampling, model_.config().eos_ids, tokens.first(tokens.size() - prior),
+                                  tokens.last(prior), model_.config().max_positions));
+    for (Sampler& sampler : firsts.back()) samplers.push_back(&sampler);
+    rows.resize(samplers.size(), static_cast<int32_t>(firsts.size()) - 1);
   }
-  SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.SampleFirst(executor_, samplers));
+  if (riders != nullptr) {
+    samplers.insert(samplers.end(), riders->samplers.begin(), riders->samplers.end());
+    for (size_t i = 0; i < riders->rows.size(); ++i) rows.push_back(static_cast<int32_t>(jobs.size() + i));
+  }
+  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, row_sampler_.Sample(executor_, samplers, rows));
+  auto token = std::make_move_iterator(sampled.begin());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const auto end = token + static_cast<std::ptrdiff_t>(firsts[i].size());
+    jobs[i]->first_tokens.assign(token, end);
+    token = end;
+  }
+  if (riders != nullptr) riders->sampled.assign(token, std::make_move_iterator(sampled.end()));
+  return GiveFirstLogits(jobs);
+}
+
+absl::Status PrefillPasses::GiveFirstLogits(const std::vector<Job>& jobs) {
   for (size_t i = 0, vocab = model_.config().vocab_size; i < jobs.size(); ++i) {
-    jobs[i]->first_tokens = std::move(sampled[i]);
     if (!jobs[i]->request.return_first_logits) continue;
     SPLICE_ASSIGN_OR_RETURN(const std::span<const float> logits, executor_.Logits());
     jobs[i]->first_logits.assign(logits.begin() + i * vocab, logits.begin() + (i + 1) * vocab);
@@ -231,17 +249,10 @@ absl::Status PrefillPasses::SampleFirstTokens(const std::vector<Job>& jobs) {
   return absl::OkStatus();
 }
 
-void PrefillPasses::Land(Pass& pass, const absl::Status& computed, int32_t first) {
+void PrefillPasses::Land(Pass& pass, const absl::Status& computed) {
   StepOffer* const riders = std::exchange(pass.riders, nullptr);
   if (riders == nullptr) return;
   riders->status = computed;
-  if (computed.ok()) {
-    std::vector<int32_t> rows(riders->rows.size());
-    std::iota(rows.begin(), rows.end(), first);
-    absl::StatusOr<std::vector<SampledToken>> sampled = row_sampler_.Sample(executor_, riders->samplers, rows);
-    riders->status = sampled.status();
-    if (sampled.ok()) riders->sampled = *std::move(sampled);
-  }
   options_.turns->Land(*riders);
 }
 

@@ -61,10 +61,12 @@ class PrefillPasses {
   // Records the work of the pass and its consequences for each prompt.
   absl::Status Count(const Pass& pass, double& tokens, double& cost);
   void Finish(Pass& pass, std::vector<Ended>& ended);
-  // Samples the first tokens of prompts whose logits the executor has, in order.
-  absl::Status SampleFirstTokens(const std::vector<Job>& jobs);
-  // Gives the decode step that shared the pass its tokens. Its logits start at row `first`.
-  void Land(Pass& pass, const absl::Status& computed, int32_t first = 0);
+  // Samples, all at once, the first tokens of prompts and the tokens of the decode step that shared the pass (null:
+  // none did). The executor has their logits in this order.
+  absl::Status SampleTokens(const std::vector<Job>& jobs, StepOffer* riders);
+  absl::Status GiveFirstLogits(const std::vector<Job>& jobs);  // to those that asked for them
+  // Gives the decode step that shared the pass its results.
+  void Land(Pass& pass, const absl::Status& computed);
 
   const Model& model_;
   ParallelExecutor& executor_;

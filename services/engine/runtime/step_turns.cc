@@ -50,9 +50,11 @@ StepTurns::Turn StepTurns::WaitForTurn(std::unique_lock<std::mutex>& lock, Work 
       changed_.notify_all();
       return Turn();
     }
-    if (own.serving == number && (offer == nullptr || aboard_ != offer) && MayTakeLocked(work, now)) break;
+    if (own.serving == number && (offer == nullptr || aboard_ != offer) && MayTakeLocked(work, now, offered)) break;
     // Only the passing of time lets a decode step go in front of prompts that do not ask, or prompts go without a step.
-    if (work == Work::kDecoding && !taken_)
+    if (work == Work::kDecoding && sharing_ == Sharing::kRides)
+      changed_.wait_until(lock, DueLocked());
+    else if (work == Work::kDecoding && !taken_)
       changed_.wait_until(lock, std::max(DueLocked(), last_step_ + kGrace));
     else if (work == Work::kPrompts && AwaitsOfferLocked(now))
       changed_.wait_until(lock, last_step_ + kOfferGrace);
@@ -61,9 +63,8 @@ StepTurns::Turn StepTurns::WaitForTurn(std::unique_lock<std::mutex>& lock, Work 
   }
   if (work == Work::kDecoding) landed_ = false;
   if (offered) offered_ = nullptr;
-  taken_ = true;
-  turn_start_ = std::chrono::steady_clock::now();
-  return Turn(*this, work);
+  taken_ = sharing_ == Sharing::kTurns;
+  return Turn(*this, work, std::chrono::steady_clock::now());
 }
 
 size_t StepTurns::num_offered() const {
@@ -71,11 +72,26 @@ size_t StepTurns::num_offered() const {
   return offered_ == nullptr ? 0 : offered_->rows.size();
 }
 
+size_t StepTurns::num_riders() const {
+  std::lock_guard lock(mutex_);
+  if (offered_ != nullptr) return offered_->rows.size();
+  return sharing_ == Sharing::kRides && MayRideLocked(decoding_) ? decoding_ : 0;
+}
+
+bool StepTurns::MayRide(size_t rows) const {
+  std::lock_guard lock(mutex_);
+  return MayRideLocked(rows);
+}
+
+bool StepTurns::MayRideLocked(size_t rows) const {
+  return sharing_ == Sharing::kTurns || (prompts_ready_ && boards_ && rows <= kMostRiders && itl_target_.count() > 0);
+}
+
 StepOffer* StepTurns::Board() {
   std::lock_guard lock(mutex_);
   landed_ = false;
-  if (offered_ == nullptr) return nullptr;
   boards_ = true;
+  if (offered_ == nullptr) return nullptr;
   return aboard_ = std::exchange(offered_, nullptr);
 }
 
@@ -92,12 +108,13 @@ void StepTurns::Land(StepOffer& offer) {
 void StepTurns::CannotBoard() {
   std::lock_guard lock(mutex_);
   landed_ = false;
-  if (offered_ != nullptr) boards_ = false;
+  boards_ = false;
+  if (sharing_ == Sharing::kRides) changed_.notify_all();
 }
 
 // The next step is on its way: a pass that waits for it takes it along.
 bool StepTurns::AwaitsOfferLocked(Time now) const {
-  return landed_ && decoding_ && offered_ == nullptr && now < last_step_ + kOfferGrace;
+  return landed_ && decoding_ > 0 && offered_ == nullptr && now < last_step_ + kOfferGrace;
 }
 
 // The time at which a decode step must start.
@@ -105,8 +122,12 @@ StepTurns::Time StepTurns::DueLocked() const {
   return last_step_ + std::max(itl_target_ - step_time_, std::chrono::nanoseconds(0));
 }
 
-bool StepTurns::MayTakeLocked(Work work, Time now) const {
+bool StepTurns::MayTakeLocked(Work work, Time now, bool offers) const {
   if (taken_) return false;
+  if (sharing_ == Sharing::kRides) {
+    if (work == Work::kPrompts) return !AwaitsOfferLocked(now);
+    return !offers || now >= DueLocked() || !MayRideLocked(offered_->rows.size());
+  }
   const bool prompts_wait = lines_[static_cast<size_t>(Work::kPrompts)].waits();
   const bool due = now >= DueLocked(), rides = offered_ != nullptr && boards_;
   if (work == Work::kPrompts) {
@@ -127,17 +148,17 @@ void StepTurns::WaitForStep(std::chrono::nanoseconds at_most) {
   std::unique_lock lock(mutex_);
   prompts_ready_ = false;
   changed_.notify_all();
-  changed_.wait_for(lock, at_most, [&, before = num_turns_] { return num_turns_ != before || !decoding_; });
+  changed_.wait_for(lock, at_most, [&, before = num_turns_] { return num_turns_ != before || decoding_ == 0; });
 }
 
-void StepTurns::SetDecoding(bool decoding) {
+void StepTurns::SetDecoding(size_t sequences) {
   std::lock_guard lock(mutex_);
-  if (std::exchange(decoding_, decoding) != decoding) changed_.notify_all();
+  if ((std::exchange(decoding_, sequences) == 0) != (sequences == 0)) changed_.notify_all();
 }
 
 std::chrono::nanoseconds StepTurns::TimeToDecode() const {
   std::lock_guard lock(mutex_);
-  if (!decoding_) return std::chrono::nanoseconds::max();
+  if (decoding_ == 0 || sharing_ == Sharing::kRides) return std::chrono::nanoseconds::max();
   return std::max<std::chrono::nanoseconds>(DueLocked() - std::chrono::steady_clock::now(),
                                             std::chrono::nanoseconds(0));
 }
@@ -176,7 +197,7 @@ void StepTurns::Turn::End() {
   ++turns->line(work_).serving;
   turns->last_decoded_ = work_ == Work::kDecoding;
   if (turns->last_decoded_) {
-    const std::chrono::nanoseconds took = now - turns->turn_start_;
+    const std::chrono::nanoseconds took = now - start_;
     turns->step_time_ += (took - turns->step_time_) / (turns->step_time_.count() == 0 ? 1 : 8);
     turns->last_step_ = now;
     ++turns->num_turns_;

@@ -1,4 +1,4 @@
-// Decides which of a prefill engine and a decode engine on the same device runs its next step.
+// Decides when a prefill engine and a decode engine on the same device run their next steps, and whether in one pass.
 #pragma once
 
 #include <array>
@@ -13,39 +13,42 @@ namespace spl::engine {
 
 struct StepOffer;  // step_offer.h
 
-// One engine has the turn at a time, so that the cores (or the GPU and its collectives) never work for both at once.
-//
-// Prompts go first, because a decode step costs about the same for any number of rows: while prompts are computed, more
-// sequences gather for the next step. `itl_target` limits how long running sequences wait. A decode step is due when
-// its tokens would otherwise come later than that after the last ones. A step that is due gets the next turn. If the
-// target is shorter than the steps themselves, slices and steps alternate.
+// kTurns: one engine has the turn at a time, so that the cores never work for both at once. Prompts go first, because a
+// decode step costs about the same for any number of rows: while prompts are computed, more sequences gather for the
+// next step. `itl_target` limits how long running sequences wait. A decode step is due when its tokens would otherwise
+// come later than that after the last ones. A step that is due gets the next turn. If the target is shorter than the
+// steps themselves, slices and steps alternate.
 //
 // A pass of prompts may carry a waiting decode step: its rows add little more than the reading of their KV. The next
 // pass then waits a moment for the step after that one.
+//
+// kRides: nobody waits for a turn, and a GPU runs the kernels of one engine while the other waits for its host. But
+// while prompts are computed, a step of few rows waits to be carried, at most until it is due: alone it would read all
+// weights.
 //
 // Thread-safe; outlives its turns. A thread that has the turn must not wait for anything else.
 class StepTurns {
  public:
   using Time = std::chrono::steady_clock::time_point;
   enum class Work : uint8_t { kPrompts, kDecoding };
+  enum class Sharing : uint8_t { kTurns, kRides };
 
   static constexpr std::chrono::milliseconds kDefaultItlTarget{50};
-  // Target for a worker whose flag was `named_ms` (nullopt: not set). Returns nullopt if its engines take no turns: a
-  // GPU runs the kernels of one engine while the other waits for its host.
-  static std::optional<std::chrono::milliseconds> TargetOf(std::optional<int64_t> named_ms, bool host_memory) {
-    if (named_ms.has_value()) return std::chrono::milliseconds(*named_ms);
-    return host_memory ? std::optional(kDefaultItlTarget) : std::nullopt;
-  }
-  explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget) : itl_target_(itl_target) {}
+  // Under kRides a step of more rows is never carried: it is bound by its own products and KV.
+  static constexpr size_t kMostRiders = 64;
+  explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget, Sharing sharing = Sharing::kTurns)
+      : itl_target_(itl_target), sharing_(sharing) {}
 
   class Turn {
    public:
     Turn() = default;  // held by none
-    Turn(Turn&& other) noexcept : turns_(std::exchange(other.turns_, nullptr)), work_(other.work_) {}
+    Turn(Turn&& other) noexcept
+        : turns_(std::exchange(other.turns_, nullptr)), work_(other.work_), start_(other.start_) {}
     Turn& operator=(Turn&& other) noexcept {
       End();
       turns_ = std::exchange(other.turns_, nullptr);
       work_ = other.work_;
+      start_ = other.start_;
       return *this;
     }
     ~Turn() { End(); }
@@ -54,9 +57,10 @@ class StepTurns {
 
    private:
     friend class StepTurns;
-    Turn(StepTurns& turns, Work work) : turns_(&turns), work_(work) {}
+    Turn(StepTurns& turns, Work work, Time start) : turns_(&turns), work_(work), start_(start) {}
     StepTurns* turns_ = nullptr;
     Work work_ = Work::kPrompts;
+    Time start_;
   };
 
   // Blocks until it is this work's turn. Turns of the same work go in the order of the calls.
@@ -67,12 +71,17 @@ class StepTurns {
   // As Take, for a decode step that a pass of prompts may carry meanwhile. Returns nullopt if one did; `offer` then has
   // the results.
   std::optional<Turn> TakeOrRide(StepOffer& offer);
-  // Rows of the waiting step that may be carried; 0: none waits. For a pass of prompts, which has the turn.
+  // Whether a step of `rows` may be offered to a pass of prompts instead of running by itself.
+  bool MayRide(size_t rows) const;
+  // For a pass of prompts, which has the turn. Rows of the waiting step that it may carry; 0: none waits.
   size_t num_offered() const;
+  // Rows that it should leave room for: those of the waiting step, or of one that will wait for the pass behind it.
+  size_t num_riders() const;
   // Takes the step along: it belongs to the caller until Land. Null: none waits.
   StepOffer* Board();
   void Land(StepOffer& offer);
-  // Says that this pass cannot carry the offered step. The step gets a turn when it is due.
+  // Says that this pass can carry no step. The waiting one runs by itself: under kTurns when it is due, under kRides at
+  // once.
   void CannotBoard();
 
   // Says whether a prompt has a slice to run, also between two of its turns.
@@ -81,8 +90,8 @@ class StepTurns {
   // after `at_most`.
   void WaitForStep(std::chrono::nanoseconds at_most);
 
-  // Says whether sequences wait for their next token, also between two of their turns.
-  void SetDecoding(bool decoding);
+  // Says how many sequences wait for their next token, also between two of their turns.
+  void SetDecoding(size_t sequences);
 
   // Record the work done: rows of prompts, tokens of running sequences. Their ratio over the last seconds is the number
   // of prompt rows that a pass should have for each row that it carries. With fewer, prompts would queue. With more,
@@ -91,8 +100,10 @@ class StepTurns {
   void NoteTokens(int64_t tokens) { Note(0, tokens); }
   double PromptRowsPerToken() const;  // 0: not known yet
   std::chrono::nanoseconds itl_target() const { return itl_target_; }
+  Sharing sharing() const { return sharing_; }
 
-  // Time that a slice of a prompt may take before the next decode step is due, at least 0. max(): nothing is decoding.
+  // Time that a slice of a prompt may take before the next decode step is due, at least 0. max(): nothing is decoding,
+  // or steps run beside the slice.
   std::chrono::nanoseconds TimeToDecode() const;
   uint64_t num_waiting() const;  // engines that wait for a turn now
   uint64_t num_rides() const;    // decode steps so far that were carried
@@ -106,19 +117,20 @@ class StepTurns {
   Line& line(Work work) { return lines_[static_cast<size_t>(work)]; }
   void Note(int64_t rows, int64_t tokens);
   Turn WaitForTurn(std::unique_lock<std::mutex>& lock, Work work, StepOffer* offer, bool& rode);
-  bool MayTakeLocked(Work work, Time now) const;
+  bool MayTakeLocked(Work work, Time now, bool offers) const;
+  bool MayRideLocked(size_t rows) const;
   bool AwaitsOfferLocked(Time now) const;
   Time DueLocked() const;
 
   const std::chrono::nanoseconds itl_target_;
+  const Sharing sharing_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::array<Line, 2> lines_;  // those that ask or have the turn, by Work
   bool taken_ = false;
   bool prompts_ready_ = false;
-  bool decoding_ = false;
-  bool last_decoded_ = false;  // kind of the last turn
-  Time turn_start_;
+  size_t decoding_ = 0;                         // sequences
+  bool last_decoded_ = false;                   // kind of the last turn
   Time last_step_;                              // end of the last decode turn
   std::chrono::nanoseconds step_time_{0};       // smoothed length of decode turns
   StepOffer* offered_ = nullptr;                // the waiting step, which may be carried

@@ -38,6 +38,13 @@ TEST(PassRowsTest, AStepThatWillBeDueShortensThePassToWholePages) {
 // 30 sequences need 240 rows each step; with their own rows these are two tiles.
 TEST(PassRowsTest, AStepTakesAlongWhatKeepsTheBalance) { EXPECT_EQ(RowsOfPass(Shared(2'000)), 226); }
 
+// A GPU computes fewer rows at a lower rate.
+TEST(PassRowsTest, AStepTakesAlongAtLeastWhatTheDeviceComputesAtFullSpeed) {
+  PassDemand demand = Shared(2'000);
+  demand.least = kRowsOfFullSpeed;
+  EXPECT_EQ(RowsOfPass(demand), 482);
+}
+
 TEST(PassRowsTest, PromptsThatQueueAreComputedWithinTheTime) {
   // 65,536 rows within 2 s, at 13 ms a pass: 426 rows each.
   EXPECT_EQ(RowsOfPass(Shared(65'536)), 482);

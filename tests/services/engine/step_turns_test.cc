@@ -124,12 +124,12 @@ TEST(StepTurnsTest, AStepThatIsDueDoesNotWaitForPromptsThatNeverAsk) {
 TEST(StepTurnsTest, ASliceEndsWhenTheNextStepIsDue) {
   StepTurns turns(std::chrono::hours(1));
   EXPECT_EQ(turns.TimeToDecode(), std::chrono::nanoseconds::max()) << "nothing is decoded";
-  turns.SetDecoding(true);
+  turns.SetDecoding(1);
   { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
   EXPECT_GT(turns.TimeToDecode(), std::chrono::minutes(59));
   EXPECT_LE(turns.TimeToDecode(), std::chrono::hours(1));
   StepTurns strict(std::chrono::nanoseconds(0));
-  strict.SetDecoding(true);
+  strict.SetDecoding(1);
   EXPECT_EQ(strict.TimeToDecode(), std::chrono::nanoseconds(0));
 }
 
@@ -195,6 +195,47 @@ TEST(StepTurnsTest, WithoutPromptsAStepDoesNotWaitForOne) {
   for (int i = 0; i < 3; ++i) {
     StepOffer offer;
     EXPECT_TRUE(turns.TakeOrRide(offer).has_value());
+  }
+}
+
+TEST(StepTurnsTest, WhereAllLaunchAsTheyLikeNobodyWaitsForATurn) {
+  StepTurns turns(std::chrono::hours(1), StepTurns::Sharing::kRides);
+  turns.SetPromptsReady(true);
+  const StepTurns::Turn slice = turns.Take(Work::kPrompts);
+  const StepTurns::Turn step = turns.Take(Work::kDecoding);
+  turns.SetDecoding(1);
+  EXPECT_EQ(turns.TimeToDecode(), std::chrono::nanoseconds::max());
+}
+
+TEST(StepTurnsTest, ASmallStepWaitsForAPassThatTakesItAlong) {
+  StepTurns turns(std::chrono::hours(1), StepTurns::Sharing::kRides);
+  EXPECT_FALSE(turns.MayRide(1)) << "there are no prompts";
+  turns.SetPromptsReady(true);
+  EXPECT_TRUE(turns.MayRide(StepTurns::kMostRiders));
+  EXPECT_FALSE(turns.MayRide(StepTurns::kMostRiders + 1));
+  turns.SetDecoding(7);
+  EXPECT_EQ(turns.num_riders(), 7u) << "they will wait for the pass behind this one";
+  { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+  OfferedStep step(turns);
+  EXPECT_EQ(turns.num_riders(), 1u);
+  StepOffer* const aboard = turns.Board();
+  ASSERT_EQ(aboard, &step.offer());
+  turns.Land(*aboard);
+  EXPECT_TRUE(step.Rode());
+}
+
+// Neither prompts that have ended, nor passes that cannot take it along, nor its own time keep a step waiting.
+TEST(StepTurnsTest, AStepThatNobodyTakesAlongRunsByItself) {
+  for (const auto& let_go :
+       {std::function([](StepTurns& turns) { turns.SetPromptsReady(false); }),
+        std::function([](StepTurns& turns) { turns.CannotBoard(); }), std::function([](StepTurns&) {})}) {
+    StepTurns turns(std::chrono::milliseconds(300), StepTurns::Sharing::kRides);
+    turns.SetPromptsReady(true);
+    { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
+    OfferedStep step(turns);
+    let_go(turns);
+    EXPECT_FALSE(step.Rode());
+    EXPECT_EQ(turns.num_offered(), 0u);
   }
 }
 

@@ -97,8 +97,8 @@ TEST_P(InPlaceTest, SequencesThatGiveWayComeBack) {
   }
 }
 
-// With turns decode steps share passes with slices of prompts, without them both run at the same time. Tokens are what
-// they are without company.
+// With turns decode steps share passes with slices of prompts, and where both engines launch as they like, steps wait
+// for such a pass. Without a target both run at the same time. Tokens are what they are without company.
 class TurnsTest : public InPlaceTest {
  protected:
   // Four sequences that are decoded when six long prompts come.
@@ -136,6 +136,24 @@ void TurnsTest::RunBesidePrompts() {
 TEST_P(TurnsTest, RunningSequencesRideInPassesOfPrompts) {
   RunBesidePrompts();
   EXPECT_GE(decode_->shared()->turns()->num_rides(), 5u);
+}
+
+// The step under way is taken before the next one is offered, and once prompts are gone steps start ahead again.
+TEST_P(TurnsTest, StepsThatStartAheadRideInPassesOfPrompts) {
+  sharing_ = engine::StepTurns::Sharing::kRides;
+  async_scheduling_ = true;
+  itl_target_ = 10s;
+  RunBesidePrompts();
+  EXPECT_GE(decode_->shared()->turns()->num_rides(), 5u);
+}
+
+// A step that is due waits for no pass.
+TEST_P(TurnsTest, WithoutATargetForTokensStepsRunBesidePrompts) {
+  sharing_ = engine::StepTurns::Sharing::kRides;
+  async_scheduling_ = true;
+  itl_target_ = 0ms;
+  RunBesidePrompts();
+  EXPECT_EQ(decode_->shared()->turns()->num_rides(), 0u);
 }
 
 TEST_P(TurnsTest, WithoutTurnsBothRunAtTheSameTime) {

@@ -94,6 +94,8 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
     d.kv_bytes = twice * pool_bytes_;
     d.shares_pool = GetParam().in_place();
     d.itl_target = itl_target_;
+    d.sharing = sharing_;
+    d.engine.async_scheduling = async_scheduling_;
     d.drain_timeout = drain_timeout_;
     const std::string transport = GetParam().in_place() ? "auto" : GetParam().kv_transport;
     d.transport.carriers = transport == "device" ? "auto" : transport;
@@ -321,6 +323,8 @@ class WorkersTest : public ::testing::TestWithParam<Way> {
   std::string metrics_listen_;                                  // empty: none
   uint64_t pool_bytes_ = 128 << 20;                             // of each worker, or of both
   std::optional<std::chrono::milliseconds> itl_target_ = 50ms;  // of turns; nullopt: none are taken
+  std::optional<engine::StepTurns::Sharing> sharing_;           // nullopt: by the device
+  std::optional<bool> async_scheduling_;                        // nullopt: by the device
   bool prefix_cache_ = false;               // without it every page of a finished request must be free again
   v1::ReuseOptions reuse_;                  // of all requests
   bool reserve_with_tokens_ = false;        // for selectors that choose by the prompt

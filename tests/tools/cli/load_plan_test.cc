@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
 
 namespace spl::cli {
 namespace {
@@ -31,6 +33,15 @@ TEST(SyntheticPlanTest, LengthsPrefixAndSeed) {
   }
   EXPECT_NE(PromptOf(plan[0]), PromptOf(plan[1]));
   EXPECT_EQ(MakeSyntheticPlan(options)[3].body, plan[3].body);
+}
+
+// Loads that follow each other have a seed each, and find nothing of each other in a prefix cache.
+TEST(SyntheticPlanTest, TheNextSeedSharesNoPrompt) {
+  LoadPlanOptions options{.alphabet = {1, 2, 3, 4, 5, 6, 7, 8}, .input_tokens = 100, .num_requests = 50};
+  std::set<std::vector<int>> prompts;
+  for (options.seed = 1; options.seed <= 3; ++options.seed)
+    for (const PlannedRequest& request : MakeSyntheticPlan(options)) prompts.insert(PromptOf(request));
+  EXPECT_EQ(prompts.size(), 150u);
 }
 
 TEST(SyntheticPlanTest, PoissonArrivalsHaveTheRate) {
