@@ -3,6 +3,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/activation/activation.h"
+#include "kernels/activation/linear_silu_mul.h"
 #include "kernels/attention/attention.h"
 #include "kernels/common/kernel_context.h"
 #include "kernels/embedding/embedding.h"
@@ -36,16 +37,17 @@
 
 // Each operation is `absl::Status name(const KernelContext&, const args&) const`: V(name, args).
 // Products, norms and rows of a layer.
-#define SPLICE_LAYER_OPERATIONS(V)  \
-  V(Linear, LinearArgs)             \
-  V(QuantizeRows, QuantizeRowsArgs) \
-  V(RmsNorm, RmsNormArgs)           \
-  V(RowNorms, RowNormsArgs)         \
-  V(SiluMul, SiluMulArgs)           \
-  V(GatherRows, GatherRowsArgs)     \
-  V(ScatterRows, ScatterRowsArgs)   \
-  V(Argmax, ArgmaxArgs)             \
-  V(SampleTokens, SampleTokensArgs) \
+#define SPLICE_LAYER_OPERATIONS(V)    \
+  V(Linear, LinearArgs)               \
+  V(LinearSiluMul, LinearSiluMulArgs) \
+  V(QuantizeRows, QuantizeRowsArgs)   \
+  V(RmsNorm, RmsNormArgs)             \
+  V(RowNorms, RowNormsArgs)           \
+  V(SiluMul, SiluMulArgs)             \
+  V(GatherRows, GatherRowsArgs)       \
+  V(ScatterRows, ScatterRowsArgs)     \
+  V(Argmax, ArgmaxArgs)               \
+  V(SampleTokens, SampleTokensArgs)   \
   V(FillRandom, FillRandomArgs)
 // Mixtures of experts.
 #define SPLICE_EXPERT_OPERATIONS(V)   \

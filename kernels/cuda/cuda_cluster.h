@@ -102,6 +102,17 @@ struct Cluster {
 #endif
 };
 
+#if __CUDA_ARCH__ >= 900
+// Publishes to the cluster what its threads wrote to shared memory before.
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// The same without that promise, and without its fence.
+__device__ __forceinline__ void ClusterMeet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+#endif
+
 // Sum over the lanes of a warp up to and including this one.
 template <typename T>
 __device__ __forceinline__ T InclusiveSum(T x) {

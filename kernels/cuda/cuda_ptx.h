@@ -16,6 +16,13 @@ __device__ inline float Exp2(float x) {
   return y;
 }
 
+// 1 / x, 1 ulp off, flushing denormals; 1 / inf = 0.
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two floats to bf16 pairs, lo in the low half.
 __device__ inline uint32_t PackBf16(float lo, float hi) {
   uint32_t r;
@@ -257,6 +264,12 @@ __device__ inline void WgmmaPin(uint32_t (&a)[kM][kN]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define SPL_R112                                                                                                     \
+  SPL_R64                                                                                                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, " \
+  "%107, %108, %109, %110, %111"
+
 #define SPL_R128                                                                                                       \
   SPL_R64                                                                                                              \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
@@ -318,10 +331,26 @@ __device__ inline void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b, in
       : SPL_D32(d, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
+// d[64 x N] (+)= a[64 x 16] b[N x 16]^T, both K-major in shared memory.
+__device__ inline void WgmmaSsK(float (&d)[112], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {" SPL_R112 "}, %112, %113, p, 1, 1, 0, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D32(d, 32), SPL_D32(d, 64), SPL_D8(d, 96), SPL_D8(d, 104)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaSsK(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" SPL_R128 "}, %128, %129, p, 1, 1, 0, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D32(d, 32), SPL_D32(d, 64), SPL_D32(d, 96)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
 #undef SPL_D8
 #undef SPL_D32
 #undef SPL_R32
 #undef SPL_R64
+#undef SPL_R112
 #undef SPL_R128
 
 }  // namespace spl::kernels::cuda

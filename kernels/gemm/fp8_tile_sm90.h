@@ -83,15 +83,6 @@ class Parts {
   int cluster_;
 };
 
-// Publishes to the cluster what its threads wrote to shared memory before.
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// The same without that promise, and without its fence.
-__device__ __forceinline__ void ClusterMeet() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 // A warpgroup's sums of 64 features x kRows rows. Lane 4 g + c of warp w has features 16 w + g and 16 w + g + 8, and of
 // each eight rows 2 c and 2 c + 1; element i is of feature i % 4 / 2 and row i / 4 * 8 + 2 c + i % 2.
 template <int kRows>

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/embedding/scatter_rows_cuda.h"
+#include "kernels/gemm/gate_up_silu_gemm_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
@@ -99,6 +100,25 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
                          session.stream()};
   if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
   return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
+}
+
+absl::Status CudaBackend::LinearSiluMul(const KernelContext& ctx, const LinearSiluMulArgs& a) const {
+  if (absl::Status s = ValidateLinearSiluMul(a); !s.ok()) return s;
+  // Not when deterministic, as above.
+  const auto* const plain = dynamic_cast<const DeviceWeight*>(a.weight);
+  if (!deterministic_ && a.num_rows >= kGateUpSiluMinRows && plain != nullptr && plain->dtype() == DType::kBF16 &&
+      a.x.dtype == DType::kBF16 && a.out.dtype == DType::kBF16) {
+    const cudaError_t e = GateUpSiluGemm({.x = a.x.data,
+                                          .weight = plain->data(),
+                                          .out = a.out.data,
+                                          .num_rows = a.num_rows,
+                                          .width = plain->out_features() / 2,
+                                          .in_features = plain->in_features()},
+                                         CudaSession::Of(ctx).stream());
+    if (e != cudaErrorNotSupported) return ToStatus(e, "LinearSiluMul");
+  }
+  if (absl::Status s = Linear(ctx, a.Product()); !s.ok()) return s;
+  return SiluMul(ctx, a.Activation());
 }
 
 absl::Status CudaBackend::QuantizeRows(const KernelContext& ctx, const QuantizeRowsArgs& a) const {

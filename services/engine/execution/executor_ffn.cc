@@ -59,11 +59,9 @@ absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstAc
   const kernels::Activations gate_up =
       x.dtype == kernels::DType::kE4M3 ? Act(ws_.gate_up) : kernels::Activations(F32(ws_.gate_up));
   const kernels::Activations activated = InputOf(weights.down.get(), ws_.activated, num_rows);
-  SPLICE_RETURN_IF_ERROR(
-      backend.Linear(context(), {.x = x, .weight = weights.gate_up.get(), .y = gate_up, .num_rows = num_rows}));
-  SPLICE_RETURN_IF_ERROR(backend.SiluMul(
+  SPLICE_RETURN_IF_ERROR(backend.LinearSiluMul(
       context(),
-      {.gate_up = gate_up, .out = activated, .num_rows = num_rows, .width = model_->config().intermediate_size}));
+      {.x = x, .weight = weights.gate_up.get(), .gate_up = gate_up, .out = activated, .num_rows = num_rows}));
   return backend.Linear(context(), {.x = activated, .weight = weights.down.get(), .y = out, .num_rows = num_rows});
 }
 

@@ -147,6 +147,39 @@ TEST_P(CudaBackendTest, DeterministicLinearDoesNotDependOnTheOtherRows) {
     EXPECT_TRUE(BitwiseEqual(multiply(count), std::span(all).first(static_cast<size_t>(count * out)))) << count;
 }
 
+// For few rows a product and an activation, for many one kernel.
+TEST_P(CudaBackendTest, LinearSiluMul) {
+  auto deterministic = MakeCudaBackend({.deterministic = true}).value();
+  auto session =
+      deterministic->NewSession({.max_rows = 512, .max_sequences = 1, .num_layers = 1, .num_kv_heads = 1}).value();
+  Random random(7);
+  const int64_t in = 512, width = 384, max_rows = 300;
+  const Tensor x = Upload(random.Normals(max_rows * in));
+  std::vector<float> values = random.Normals(2 * width * in);
+  for (float& v : values) v /= 16;
+  const Tensor w = Upload(values);
+  const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+  const WeightView view{bytes.data(), GetParam(), 2 * width, in};
+  const auto packed = cuda_->PackLinear(view).value(), same = deterministic->PackLinear(view).value();
+  const auto ref_packed = ref_->PackLinear({w.host.data(), DType::kF32, 2 * width, in}).value();
+  Tensor gate_up = Empty(max_rows * 2 * width, DType::kF32);
+  std::vector<float> first_row;
+  for (const int64_t rows : {1, 40, 64, 300}) {
+    std::vector<float> scratch(rows * 2 * width), want(rows * width);
+    ExpectOk(ref_->LinearSiluMul({}, {x.host.data(), ref_packed.get(), scratch.data(), want.data(), rows}));
+    Tensor out = Empty(rows * width), again = Empty(rows * width);
+    ExpectOk(cuda_->LinearSiluMul(ctx(), {x.act(), packed.get(), gate_up.act(), out.act(), rows}));
+    ExpectClose(Download(out), want, GetParam(), "LinearSiluMul of " + std::to_string(rows));
+    ExpectOk(deterministic->LinearSiluMul(session->context(), {x.act(), same.get(), gate_up.act(), again.act(), rows}));
+    ExpectOk(session->Synchronize());
+    std::vector<float> got = Download(again);
+    ExpectClose(got, want, GetParam(), "deterministic LinearSiluMul of " + std::to_string(rows));
+    got.resize(static_cast<size_t>(width));
+    if (first_row.empty()) first_row = got;
+    EXPECT_TRUE(BitwiseEqual(got, first_row)) << rows;
+  }
+}
+
 TEST_P(CudaBackendTest, RmsNormAndSiluMul) {
   Random random(2);
   for (const int64_t width : {64, 384, 4096, 8192, 20480}) {
