@@ -18,6 +18,11 @@ struct GivenRows {
   float scale;         // sm_scale · log2(e)
   __nv_bfloat16* out;  // [group, kDim]
   float* lse;          // [group] or null
+
+  __device__ __forceinline__ void Write(int64_t element, float value, bool first_of_head, int head, float log) const {
+    out[element] = __float2bfloat16_rn(value);
+    if (first_of_head && lse != nullptr) lse[head] = log * kLn2;
+  }
 };
 
 // Called by all threads of a cluster whose blocks have all started. The bits of the result depend on the rows and their
@@ -47,11 +52,9 @@ __device__ __forceinline__ void AttendRows(const GivenRows& x, int rank, Results
     softmax.Store(results, part);
   }
   __syncthreads();
-  AddParts<kBlocks, kHeads, kDim, kThreads>(results, theirs, rank, x.group,
-                                            [&](int head, int dim, float value, float lse) {
-                                              x.out[head * kDim + dim] = __float2bfloat16_rn(value);
-                                              if (dim == 0 && x.lse != nullptr) x.lse[head] = lse * kLn2;
-                                            });
+  AddParts<kBlocks, kHeads, kDim, kThreads>(
+      results, theirs, rank, x.group,
+      [&](int head, int dim, float value, float lse) { x.Write(head * kDim + dim, value, dim == 0, head, lse); });
 }
 
 }  // namespace spl::kernels::cuda::listed_rows

@@ -40,10 +40,10 @@ struct Layout {
   int32_t block_tiles = 0, block_entries = 0, stages = 0;
   size_t smem_bytes = 0;
 };
-template <int kBlocks, bool kWide, int kDim>
+template <int kBlocks, bool kWide, typename Pages>
 Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
-  using SmemT = Smem<kBlocks, kThreads, HeadRows(kWide), kDim>;
-  using ResultsT = listed_rows::Results<kBlocks, HeadRows(kWide), kDim>;
+  using SmemT = Smem<kBlocks, kThreads, HeadRows(kWide), Pages::kDim>;
+  using ResultsT = ResultsOf<kBlocks, HeadRows(kWide), Pages>;
   static_assert(sizeof(SmemT) % 16 == 0);
   const int64_t tiles = (max_kv_len + kTile - 1) / kTile, unit = (tiles + kUnits - 1) / kUnits;
   Layout l;
@@ -65,7 +65,7 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
 
 template <int kBlocks, bool kWide, typename Pages>
 cudaError_t Launch(Params p, const SparseArgs& a, cudaStream_t stream) {
-  const Layout l = LayoutOf<kBlocks, kWide, Pages::kDim>(a.max_kv_len, a.lists.stride);
+  const Layout l = LayoutOf<kBlocks, kWide, Pages>(a.max_kv_len, a.lists.stride);
   p.block_tiles = l.block_tiles;
   p.block_entries = l.block_entries;
   p.stages = l.stages;
@@ -92,12 +92,18 @@ cudaError_t LaunchCluster(int cluster, const Params& p, const SparseArgs& a, cud
 }
 
 // Whether the keys, rows and results of a block fit into its shared memory.
+template <int kBlocks, typename Pages>
+bool FitsPages(bool wide, int64_t max_kv_len, int64_t list_stride) {
+  const Layout l = wide ? LayoutOf<kBlocks, true, Pages>(max_kv_len, list_stride)
+                        : LayoutOf<kBlocks, false, Pages>(max_kv_len, list_stride);
+  return static_cast<int64_t>(l.smem_bytes) <= kMostSmem;
+}
 template <int kBlocks>
 bool Fits(const SparseArgs& a) {
   const bool wide = a.heads.num_qo_heads / a.heads.num_kv_heads > 4;
-  const Layout l = wide ? LayoutOf<kBlocks, true, 128>(a.max_kv_len, a.lists.stride)
-                        : LayoutOf<kBlocks, false, 128>(a.max_kv_len, a.lists.stride);
-  return static_cast<int64_t>(l.smem_bytes) <= kMostSmem;
+  return a.batch.pool.dtype == DType::kE4M3
+             ? FitsPages<kBlocks, listed_rows::CodePages<128>>(wide, a.max_kv_len, a.lists.stride)
+             : FitsPages<kBlocks, listed_rows::WidePages<128>>(wide, a.max_kv_len, a.lists.stride);
 }
 
 // Few streams get as many warps as there are. A cluster must fit among the multiprocessors of one part of the chip, so
@@ -114,7 +120,8 @@ bool ServesSparseAttention(int capability, const AttentionHeads& heads, DType dt
   return capability == 90 && dtype == DType::kBF16 && (pool == DType::kBF16 || pool == DType::kE4M3) &&
          (heads.head_dim == 64 || heads.head_dim == 128) &&
          heads.num_qo_heads / heads.num_kv_heads <= kMaxSparseGroup &&
-         static_cast<int64_t>(LayoutOf<8, true, 128>(max_kv_len, kSelectBudgetMax).smem_bytes) <= kMostSmem;
+         FitsPages<8, listed_rows::CodePages<128>>(true, max_kv_len, kSelectBudgetMax) &&
+         FitsPages<8, listed_rows::WidePages<128>>(true, max_kv_len, kSelectBudgetMax);
 }
 
 cudaError_t SparseAttention(const SparseArgs& a, cudaStream_t stream, int cluster) {

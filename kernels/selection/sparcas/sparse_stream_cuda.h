@@ -22,8 +22,9 @@ class StreamStep {
   static constexpr int kHeads = kWide ? 8 : 4, kWarps = kThreads / 32;
   using SmemT = Smem<kBlocks, kThreads, kHeads, kDim>;
   using Products = packed_keys::Products<kWide>;
+  static constexpr int kLaneHeads = Products::kLaneHeads, kSums = kWide ? 1 : 2;  // sums of a lane and head
   using Cursor = TileCursor<kWarps>;
-  using Results = listed_rows::Results<kBlocks, kHeads, kDim>;
+  using Results = ResultsOf<kBlocks, kHeads, Pages>;
 
   __device__ __forceinline__ StreamStep(const Params& p, int sequence, int head, int rank, char* raw)
       : p_(p),
@@ -48,7 +49,8 @@ class StreamStep {
         ring_(barriers_ + warp_ * packed_keys::TileRing::kBarrierBytes,
               reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
         keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
-                                          kWarps * packed_keys::TileRing::Bytes(p.stages))) {}
+                                          kWarps * packed_keys::TileRing::Bytes(p.stages))),
+        places_(p, pages_, part_, warp_) {}
 
   __device__ __forceinline__ void Run() {
     Choice::Clear(s_.choice);
@@ -94,9 +96,7 @@ class StreamStep {
 
  private:
   __device__ __forceinline__ void LoadFirst() {
-    Cursor at(part_, warp_);
-    for (int i = 0; i < ring_.stages() && at.valid(); ++i, at.Advance())
-      ring_.Load(PackedTile<Pages>(p_, pages_, at.tile));
+    for (int n = 0; n < min(ring_.stages(), places_.num()); ++n) ring_.Load(n, places_.Of(n));
   }
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
   // kernel done, and all blocks of the cluster running.
@@ -136,86 +136,118 @@ class StreamStep {
   // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
   // Returns a cursor behind the warp's last tile.
   __device__ __forceinline__ Cursor Score() {
-    RunningSum sums[2];  // this lane's, over the unit so far
-    Cursor at(part_, warp_), next = at;
-    for (int i = 0; i < ring_.stages() && next.valid(); ++i) next.Advance();
+    RunningSum sums[kLaneHeads][kSums];  // this lane's, over the unit so far
+    Cursor at(part_, warp_);
 #pragma unroll 1
-    for (; at.valid(); at.Advance()) {
+    for (int next = ring_.stages(); at.valid(); at.Advance(), ++next) {
       typename Products::Results x;
-      float units[2];
+      float units[kLaneHeads];
       products_.Multiply(ring_.Take(), x, units);
-      if (next.valid()) {
+      if (next < places_.num()) {
         __syncwarp();  // all lanes have read the stage
-        ring_.Load(PackedTile<Pages>(p_, pages_, next.tile));
-        next.Advance();
+        ring_.Load(next, places_.Of(next));
       }
       const int32_t left = choosable_ - at.tile * kTile;
       if (left < kTile) HideFrom(left, x);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float more = AddTo(sums[h], x, h, units[h]);
-        // Larger than what the sum counts from by more than a float holds: once in a while.
-        if (__any_sync(0xffffffffu, !(more < kLargest))) more = Raise(sums[h], x, h, units[h]);
-        sums[h].sum += more;
-      }
+      AddTile(sums, x, units, at.first_of_unit());
       if (!at.last_of_unit()) continue;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < kLaneHeads; ++h) {
         TellUnit(at.unit, products_.first_head() + h, sums[h]);
-        sums[h] = RunningSum();
+#pragma unroll
+        for (int n = 0; n < kSums; ++n) sums[h][n] = RunningSum();
       }
     }
     C::Sync();
     select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
     return at;
   }
-  // Sum of the exponentials of a head's scores, counted from where `to` counts.
-  __device__ __forceinline__ float AddTo(const RunningSum& to, const typename Products::Results& x, int h,
+  // first: of the unit; the sums then count from the largest of its scores.
+  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], const typename Products::Results& x,
+                                          const float (&units)[kLaneHeads], bool first) const {
+#pragma unroll
+    for (int h = 0; h < kLaneHeads; ++h) {
+      float more[kSums];
+      bool raise = first;
+      if (!first) {
+#pragma unroll
+        for (int n = 0; n < kSums; ++n) {
+          more[n] = SumOf(sums[h][n], x, n, h, units[h]);
+          raise |= !(more[n] < kLargest);
+        }
+        // Larger than what a sum counts from by more than a float holds: once in a while.
+        raise = Raises(raise);
+      }
+      if (raise) {
+#pragma unroll
+        for (int n = 0; n < kSums; ++n) more[n] = Raise(sums[h][n], x, n, h, units[h]);
+      }
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) sums[h][n].sum += more[n];
+    }
+  }
+  // Without kWide lanes are raised together whose heads are all even or all odd.
+  static __device__ __forceinline__ bool Raises(bool own) {
+    const uint32_t all = __ballot_sync(0xffffffffu, own);
+    if (kWide || all == 0) return all != 0;
+    return (all & (threadIdx.x % 2 == 0 ? 0x55555555u : 0xaaaaaaaau)) != 0;
+  }
+  // Sum n of the exponentials of a head's scores, counted from where `to` counts.
+  __device__ __forceinline__ float SumOf(const RunningSum& to, const typename Products::Results& x, int n, int h,
                                          float unit) const {
     float sum[2] = {};
 #pragma unroll
-    for (int i = 0; i < Products::kParts * 2; ++i) sum[i % 2] += Exp2(fmaf(x[i / 2][i % 2][h], unit, -to.base));
+    for (int m = n; m < Products::kParts; m += kSums) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sum[r] += Exp2(fmaf(x[m][r][h], unit, -to.base));
+    }
     return sum[0] + sum[1];
   }
   // The same once `to` counts from the largest of these scores, if that is larger than what it counted from.
-  __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int h, float unit) const {
+  __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int n, int h,
+                                         float unit) const {
     float base = to.base;
 #pragma unroll
-    for (int i = 0; i < Products::kParts * 2; ++i) base = fmaxf(base, x[i / 2][i % 2][h] * unit);
+    for (int m = n; m < Products::kParts; m += kSums) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base = fmaxf(base, x[m][r][h] * unit);
+    }
     to.sum *= Exp2(to.base - base);
     to.base = base;
-    return AddTo(to, x, h, unit);
+    return SumOf(to, x, n, h, unit);
   }
   __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const {
 #pragma unroll
     for (int m = 0; m < Products::kParts; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (products_.Position(m, r) >= left) x[m][r][0] = x[m][r][1] = -INFINITY;
+        if (products_.Position(m, r) < left) continue;
+#pragma unroll
+        for (int h = 0; h < kLaneHeads; ++h) x[m][r][h] = -INFINITY;
       }
     }
   }
-  // The lanes that have other positions of these heads add theirs; the unit's sums go to every block.
-  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum& own) {
+  // The lanes that have other positions of this head add theirs; the unit's sums go to every block.
+  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum (&own)[kSums]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float max = own.base;
+    float max = fmaxf(own[0].base, own[kSums - 1].base);
 #pragma unroll
-    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2)
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = own.sum * Exp2(own.base - max);
+    for (int offset = 4; offset < 32; offset *= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    float sum = __fmul_rn(own[0].sum, Exp2(own[0].base - max));
+    if constexpr (kSums == 2) sum = __fadd_rn(sum, __fmul_rn(own[1].sum, Exp2(own[1].base - max)));
 #pragma unroll
-    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
-    if (head < p_.group && (kWide || lane % 4 < 2) && lane / 4 < kBlocks)
+    if (head < p_.group && lane / 4 < kBlocks)
       C::Store(reinterpret_cast<uint64_t*>(&s_.units[head * kUnits + unit]), lane / 4, both);
   }
 
   // Second pass, backwards: the key of each position's weight, counted by bin. at: behind the warp's last tile.
   __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at) {
     const int c = static_cast<int>(threadIdx.x) % 4;
-    float minus[2];  // taken from a head's exponents; a head that does not exist weighs nothing
+    float minus[kLaneHeads];  // taken from a head's exponents; a head that does not exist weighs nothing
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kLaneHeads; ++h) {
       const int head = products_.first_head() + h;
       const float2 sums = head < p_.group ? s_.heads[head] : float2{0, 0};
       minus[h] = sums.y > 0 ? sums.x - log2f(sums.y) : INFINITY;
@@ -231,48 +263,39 @@ class StreamStep {
       num_last += Choice::CountButLast(s_.choice, bins, key);
     };
     at.Retreat();
-    Cursor next = at;
     ring_.TurnBack();
-    for (int i = 0; i < ring_.num_resident(); ++i) next.Retreat();
 #pragma unroll 1
-    for (; at.valid(); at.Retreat()) {
+    for (int next = places_.num() - 1 - ring_.num_resident(); at.valid(); at.Retreat(), --next) {
       typename Products::Results x;
-      float units[2];
+      float units[kLaneHeads];
       products_.Multiply(ring_.TakeBack(), x, units);
-      if (next.valid()) {
+      if (next >= 0) {
         __syncwarp();
-        ring_.LoadBack(PackedTile<Pages>(p_, pages_, next.tile));
-        next.Retreat();
+        ring_.LoadBack(next, places_.Of(next));
       }
       float sums[Products::kParts][2];  // over this lane's heads
 #pragma unroll
       for (int m = 0; m < Products::kParts; ++m) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-          sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0])) + Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
+        for (int r = 0; r < 2; ++r) {
+          sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0]));
+          if constexpr (kWide) sums[m][r] += Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
+        }
       }
-      if constexpr (kWide) {
-        // Lanes c and c ^ 1, then c and c ^ 2, share their parts; each ends with one part's two rows.
-        float half[2][2];
+      // Lanes c and c ^ 1, then c and c ^ 2, share their parts; each ends with one part's two rows.
+      float half[2][2];
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
-            half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
-          }
-        }
+      for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
-          keep(at.tile, products_.Position((c & 1) * 2 + (c >> 1), r), (c & 2 ? half[1][r] : half[0][r]) + other);
+          const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
+          half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
         }
-      } else {
+      }
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[0][r] : sums[1][r], 1);
-          keep(at.tile, products_.Position(c & 1, r), (c & 1 ? sums[1][r] : sums[0][r]) + other);
-        }
+      for (int r = 0; r < 2; ++r) {
+        const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
+        keep(at.tile, products_.Position((c & 1) * 2 + (c >> 1), r), (c & 2 ? half[1][r] : half[0][r]) + other);
       }
     }
     Choice::CountLast(s_.choice, __reduce_add_sync(0xffffffffu, num_last));
@@ -292,17 +315,21 @@ class StreamStep {
   // of_part: rows of each part; here: rows of this block.
   __device__ __forceinline__ void Attend(int32_t of_part, int32_t here) {
     const int64_t first_head = int64_t{stream_} * p_.group;
-    listed_rows::AttendRows<kBlocks, kThreads, Pages, kHeads>(
-        {.pool = p_.batch.pool.base,
-         .rows = rows_,
-         .of_part = of_part,
-         .here = here,
-         .q = reinterpret_cast<const __nv_bfloat16*>(q_),
-         .group = p_.group,
-         .scale = p_.scale,
-         .out = p_.out + first_head * kDim,
-         .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head},
-        rank_, *reinterpret_cast<Results*>(listed_), s_.theirs);
+    const listed_rows::GivenRows rows{.pool = p_.batch.pool.base,
+                                      .rows = rows_,
+                                      .of_part = of_part,
+                                      .here = here,
+                                      .q = reinterpret_cast<const __nv_bfloat16*>(q_),
+                                      .group = p_.group,
+                                      .scale = p_.scale,
+                                      .out = p_.out + first_head * kDim,
+                                      .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head};
+    auto& results = *reinterpret_cast<Results*>(listed_);
+    if constexpr (kCodes<Pages>) {
+      listed_rows::AttendRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
+    } else {
+      listed_rows::AttendStagedRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
+    }
   }
 
   const Params& p_;
@@ -321,6 +348,7 @@ class StreamStep {
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;
   uint32_t* const keys_;  // keys of this block's positions
+  TilePlaces<kWarps, Pages> places_;
   Products products_;
 };
 
