@@ -43,6 +43,10 @@ struct QueryFactor {
   __device__ __forceinline__ float inverse() const { return __uint_as_float(product - (13u << 23)); }
 };
 
+__device__ __forceinline__ float LargestScale(uint32_t tile) {
+  return __uint_as_float(LoadShared4(tile + kPackedLargestAt));
+}
+
 // A lane's words of a tile in shared memory.
 struct TileWords {
   uint4 keys[2];  // left operand of each half
@@ -54,7 +58,7 @@ struct TileWords {
     keys[0] = LoadShared16(tile + lane * 16);
     keys[1] = LoadShared16(tile + 512 + lane * 16);
     scales = LoadShared16(tile + kPackedScalesAt + lane % 4 * 16);
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(largest_scale) : "r"(tile + kPackedLargestAt) : "memory");
+    largest_scale = LargestScale(tile);
   }
 };
 
@@ -83,12 +87,12 @@ class TileRing {
     load_ = load_ + 1 == stages_ ? 0 : load_ + 1;
     ++num_loaded_;
   }
-  // The next tile in order, once it is there.
-  __device__ __forceinline__ TileWords Take() {
+  // Where the next tile in order is, once it is there.
+  __device__ __forceinline__ uint32_t Take() {
     Wait();
-    const TileWords words(tiles_ + take_ * kPackedTileBytes);
+    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
     take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
-    return words;
+    return tile;
   }
   // Once all loaded tiles have been taken: TakeBack gives them from the last one to the first, if LoadBack is called
   // behind each with the tile that is num_resident() before it, as long as there is one; as Load.
@@ -101,20 +105,22 @@ class TileRing {
     Fetch(n, tile);
     load_ = load_ == 0 ? stages_ - 1 : load_ - 1;
   }
-  __device__ __forceinline__ TileWords TakeBack() {
-    if (num_resident_ > 0) {
+  // resident: it has not been read anew.
+  __device__ __forceinline__ uint32_t TakeBack(bool& resident) {
+    resident = num_resident_ > 0;
+    if (resident) {
       --num_resident_;
     } else {
       Wait();
     }
-    const TileWords words(tiles_ + take_ * kPackedTileBytes);
+    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
     take_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    return words;
+    return tile;
   }
 
  private:
   __device__ __forceinline__ void Fetch(int n, const std::byte* tile) {
-    if (static_cast<int>(threadIdx.x) % 32 != n % 32) return;
+    if ((threadIdx.x ^ static_cast<uint32_t>(n)) % 32 != 0) return;
     const uint32_t bar = barriers_ + 8 * load_;
     MbarrierArriveExpect(bar, kPackedTileBytes);
     BulkLoad(tiles_ + load_ * kPackedTileBytes, tile, kPackedTileBytes, bar);
@@ -140,6 +146,7 @@ template <bool kWide>
 class Products {
  public:
   static constexpr int kParts = 4, kLaneHeads = kWide ? 2 : 1;
+  static constexpr bool kKept = !kWide;  // as many bytes as a lane's keys: they fit in their place
   // A lane has products [part][row][head] of position Position(part, row) and heads first_head() and following, in
   // units of 1 / QueryFactor.
   using Results = float[kParts][2][kLaneHeads];
@@ -170,11 +177,12 @@ class Products {
   __device__ __forceinline__ int first_head() const { return kLaneHeads * c_; }
   __device__ __forceinline__ int Position(int part, int row) const { return 16 * part + 8 * row + g_; }
 
-  // units: what a product must be multiplied by to be a score, for each of the lane's heads.
-  __device__ __forceinline__ void Multiply(const TileWords& tile, Results& x, float (&units)[kLaneHeads]) const {
+  // What a product of a tile must be multiplied by to be a score, for each of the lane's heads.
+  __device__ __forceinline__ void Units(float largest_scale, float (&units)[kLaneHeads]) const {
 #pragma unroll
-    for (int h = 0; h < kLaneHeads; ++h)
-      units[h] = QueryFactor(of_head_[h], tile.largest_scale).inverse() * scale_;
+    for (int h = 0; h < kLaneHeads; ++h) units[h] = QueryFactor(of_head_[h], largest_scale).inverse() * scale_;
+  }
+  __device__ __forceinline__ void Multiply(const TileWords& tile, Results& x) const {
     const float factor = QueryFactor(q_largest_, tile.largest_scale).factor();
     const uint32_t scales[4] = {tile.scales.x, tile.scales.y, tile.scales.z, tile.scales.w};
     uint32_t rounded[8];  // Q, or Q + 128 where its high byte is wanted, in the low bits
@@ -212,6 +220,24 @@ class Products {
           x[2 * r + 1][i][0] = sums.OfB(sums, 2 * i, 2 * i + 1);
         }
       }
+    }
+  }
+
+  // The products take the place of the keys that this lane has read from the tile.
+  static __device__ __forceinline__ void Keep(uint32_t tile, const Results& x) {
+    const uint32_t at = tile + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      StoreShared16(at + r * 512, __float_as_uint(x[2 * r][0][0]), __float_as_uint(x[2 * r][1][0]),
+                    __float_as_uint(x[2 * r + 1][0][0]), __float_as_uint(x[2 * r + 1][1][0]));
+  }
+  static __device__ __forceinline__ void TakeKept(uint32_t tile, Results& x) {
+    const uint32_t at = tile + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint4 w = LoadShared16(at + r * 512);
+      x[2 * r][0][0] = __uint_as_float(w.x), x[2 * r][1][0] = __uint_as_float(w.y);
+      x[2 * r + 1][0][0] = __uint_as_float(w.z), x[2 * r + 1][1][0] = __uint_as_float(w.w);
     }
   }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda_common.h"
+#include "kernels/selection/run_choice_cuda.h"
 #include "kernels/selection/sparcas/attend_rows_cuda.h"
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
 #include "kernels/selection/sparcas/packed_keys_cuda.h"
@@ -43,7 +44,8 @@ struct Params {
 
 template <int kBlocks, int kThreads, int kHeads, int kDim>
 struct alignas(16) Smem {
-  typename TokenChoice<kBlocks, kThreads>::Smem choice;
+  typename RunChoice<kBlocks, kThreads>::Smem choice;
+  typename RunChoice<kBlocks, kThreads>::Chosen picked;
   float2 heads[kMaxSparseGroup];                       // per head: maximum of the scores, 1 / sum of exponentials
   alignas(16) float2 units[kMaxSparseGroup * kUnits];  // [group, kUnits], of all blocks
   int32_t dims[select_tokens::kMaxDim];                // those of this step; see ChooseDims for the rest
@@ -51,7 +53,6 @@ struct alignas(16) Smem {
   float size[select_tokens::kMaxDim];
   uint32_t chosen[8], fresh[8], moved[8];
   int num_changed;
-  uint32_t num_listed;
   alignas(16) listed_rows::TheirResults<kBlocks, kHeads, kDim> theirs;
 };
 
@@ -156,7 +157,7 @@ class TilePlaces {
   __device__ __forceinline__ int32_t num() const { return num_; }
   // The place of the n-th tile in lane n % 32; anything in others. All lanes.
   __device__ __forceinline__ const std::byte* Of(int32_t n) {
-    if (n / 32 != of_ / 32) Find(n / 32 * 32);
+    if (static_cast<uint32_t>(n ^ of_) >= 32) Find(n & ~31);
     return mine_;
   }
 

@@ -18,7 +18,7 @@ class StreamStep {
  public:
   static constexpr int kDim = Pages::kDim;
   using C = Cluster<kBlocks>;
-  using Choice = TokenChoice<kBlocks, kThreads>;
+  using Choice = RunChoice<kBlocks, kThreads>;
   static constexpr int kHeads = kWide ? 8 : 4, kWarps = kThreads / 32;
   using SmemT = Smem<kBlocks, kThreads, kHeads, kDim>;
   using Products = packed_keys::Products<kWide>;
@@ -44,8 +44,8 @@ class StreamStep {
         rows_(reinterpret_cast<int32_t*>(raw + sizeof(SmemT))),
         own_pages_(rows_ + p.block_entries),
         barriers_(reinterpret_cast<char*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
-        listed_(reinterpret_cast<uint2*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
-        max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint2)),
+        listed_(reinterpret_cast<uint32_t*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
+        max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint32_t)),
         ring_(barriers_ + warp_ * packed_keys::TileRing::kBarrierBytes,
               reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
         keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
@@ -56,7 +56,6 @@ class StreamStep {
     Choice::Clear(s_.choice);
     const int32_t count = min(kv_len_, budget_), entries = BlockEntries(count);
     const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
-    if (threadIdx.x == 0) s_.num_listed = 0;
     C::Arrive();  // waited for before the first write to another block, which must have started
     for (int i = threadIdx.x; i < part_.end_tile - part_.first_tile; i += kThreads)
       own_pages_[i] = table_[part_.first_tile + i];
@@ -72,21 +71,20 @@ class StreamStep {
       Weigh(bins, end);
       Choice::Choose(
           s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
-          static_cast<uint32_t>(num_chosen), bins, [&](int i) { return keys_[i]; },
-          [&](int tile) { return keys_ + tile * kTile; },
-          [&](int i, int place) {
-            // Noted first, for a lane may have many and others none.
-            const uint32_t at = atomicAdd(&s_.num_listed, 1u);
-            if (at < max_listed_) {
-              listed_[at] = uint2{static_cast<uint32_t>(i), static_cast<uint32_t>(place)};
+          static_cast<uint32_t>(num_chosen), bins, keys_, s_.picked,
+          // Noted first, for a lane may have many and others none.
+          [&](int i, uint32_t n, uint32_t place) {
+            if (n < max_listed_) {
+              listed_[n] = static_cast<uint32_t>(i);
             } else {
-              Deal(part_.begin + i, own_pages_[i / kTile], place, entries);
+              Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(place), entries);
             }
           });
       __syncthreads();
-      for (uint32_t n = threadIdx.x; n < min(s_.num_listed, max_listed_); n += kThreads) {
-        const auto i = static_cast<int32_t>(listed_[n].x);
-        Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(listed_[n].y), entries);
+      const auto [first, num] = s_.picked;
+      for (uint32_t n = threadIdx.x; n < min(num, max_listed_); n += kThreads) {
+        const auto i = static_cast<int32_t>(listed_[n]);
+        Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(first + n), entries);
       }
     }
     C::Sync();  // the rows have been dealt, and nobody reads the noted positions or the keys: results take their place
@@ -96,6 +94,7 @@ class StreamStep {
 
  private:
   __device__ __forceinline__ void LoadFirst() {
+#pragma unroll 1
     for (int n = 0; n < min(ring_.stages(), places_.num()); ++n) ring_.Load(n, places_.Of(n));
   }
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
@@ -142,10 +141,14 @@ class StreamStep {
     for (int next = ring_.stages(); at.valid(); at.Advance(), ++next) {
       typename Products::Results x;
       float units[kLaneHeads];
-      products_.Multiply(ring_.Take(), x, units);
+      const uint32_t stage = ring_.Take();
+      products_.Units(packed_keys::LargestScale(stage), units);
+      products_.Multiply(packed_keys::TileWords(stage), x);
       if (next < places_.num()) {
         __syncwarp();  // all lanes have read the stage
         ring_.Load(next, places_.Of(next));
+      } else if constexpr (Products::kKept) {
+        products_.Keep(stage, x);
       }
       const int32_t left = choosable_ - at.tile * kTile;
       if (left < kTile) HideFrom(left, x);
@@ -256,7 +259,7 @@ class StreamStep {
     uint32_t num_last = 0;
     const auto keep = [&](int32_t tile, int position, float weight) {
       const int32_t j = tile * kTile + position;
-      const uint32_t key = WeightKey(weight);
+      const uint32_t key = __float_as_uint(fmaxf(weight, 0.0f));  // WeightKey
       keys_[j - part_.begin] = key;
       if (j >= choosable_) return;
       if (weights != nullptr) weights[j] = weight;
@@ -268,7 +271,15 @@ class StreamStep {
     for (int next = places_.num() - 1 - ring_.num_resident(); at.valid(); at.Retreat(), --next) {
       typename Products::Results x;
       float units[kLaneHeads];
-      products_.Multiply(ring_.TakeBack(), x, units);
+      bool resident;
+      const uint32_t stage = ring_.TakeBack(resident);
+      products_.Units(packed_keys::LargestScale(stage), units);
+      if (Products::kKept && resident) {
+        products_.TakeKept(stage, x);
+        if (next >= 0) FenceProxyAsync();  // the products were written in another way than the next tile is
+      } else {
+        products_.Multiply(packed_keys::TileWords(stage), x);
+      }
       if (next >= 0) {
         __syncwarp();
         ring_.LoadBack(next, places_.Of(next));
@@ -304,7 +315,9 @@ class StreamStep {
   // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
   __device__ __forceinline__ void Deal(int32_t j, int32_t page, int32_t place, int32_t entries) {
     p_.tokens[stream_ * p_.list_stride + place] = j;
-    const int32_t block = place / entries;
+    int32_t block = 0;
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) block += place >= b * entries;
     C::Store(reinterpret_cast<uint32_t*>(&rows_[place - block * entries]), block,
              static_cast<uint32_t>(page * (2 * kTile) + j % kTile));
   }
@@ -344,7 +357,8 @@ class StreamStep {
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
   char* const barriers_;      // those of all rings
-  uint2* const listed_;  // chosen positions of this block and their places; in the place of the tiles. Then Results
+  uint32_t* const listed_;  // chosen positions of this block, counted from its first; in the place of the tiles. Then
+                            // Results
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;
   uint32_t* const keys_;  // keys of this block's positions
