@@ -72,7 +72,7 @@ class TileRing {
   static constexpr int kBarrierBytes = 8 * kMaxStages;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
-  // barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,
+  // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,
   // also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its place.
   __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
       : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
@@ -81,11 +81,12 @@ class TileRing {
     __syncwarp();
   }
   __device__ __forceinline__ int stages() const { return stages_; }
-  // The n-th tile goes to the next stage, which no lane reads any more; lane n % 32 knows where it is.
-  __device__ __forceinline__ void Load(int n, const std::byte* tile) {
-    Fetch(n, tile);
-    load_ = load_ + 1 == stages_ ? 0 : load_ + 1;
-    ++num_loaded_;
+  // Tiles n and, if num is 2, n + 1 go to the next stages, which no lane reads any more. Lane i % 32 knows where tile i
+  // is.
+  __device__ __forceinline__ void Load(int n, int num, const std::byte* tile) {
+    const int which = static_cast<int>(threadIdx.x - n) & 31, stage = load_ + which;
+    if (which < num) Fetch(stage >= stages_ ? stage - stages_ : stage, tile);
+    load_ = load_ + num >= stages_ ? load_ + num - stages_ : load_ + num;
   }
   // Where the next tile in order is, once it is there.
   __device__ __forceinline__ uint32_t Take() {
@@ -94,22 +95,21 @@ class TileRing {
     take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
     return tile;
   }
-  // Once all loaded tiles have been taken: TakeBack gives them from the last one to the first, if LoadBack is called
-  // behind each with the tile that is num_resident() before it, as long as there is one; as Load.
-  __device__ __forceinline__ void TurnBack() {
+  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first, if
+  // LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
+  __device__ __forceinline__ void TurnBack(int num_tiles) {
     take_ = load_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    num_resident_ = min(num_loaded_, stages_);
+    num_resident_ = min(num_tiles, stages_);
   }
-  __device__ __forceinline__ int num_resident() const { return min(num_loaded_, stages_); }
-  __device__ __forceinline__ void LoadBack(int n, const std::byte* tile) {
-    Fetch(n, tile);
-    load_ = load_ == 0 ? stages_ - 1 : load_ - 1;
+  // Tiles n and, if num is 2, n - 1; as Load.
+  __device__ __forceinline__ void LoadBack(int n, int num, const std::byte* tile) {
+    const int which = static_cast<int>(n - threadIdx.x) & 31, stage = load_ - which;
+    if (which < num) Fetch(stage < 0 ? stage + stages_ : stage, tile);
+    load_ = load_ - num < 0 ? load_ - num + stages_ : load_ - num;
   }
-  // resident: it has not been read anew.
-  __device__ __forceinline__ uint32_t TakeBack(bool& resident) {
-    resident = num_resident_ > 0;
-    if (resident) {
-      --num_resident_;
+  __device__ __forceinline__ uint32_t TakeBack() {
+    if (num_resident_ > 0) {
+      --num_resident_;  // not read anew
     } else {
       Wait();
     }
@@ -119,11 +119,10 @@ class TileRing {
   }
 
  private:
-  __device__ __forceinline__ void Fetch(int n, const std::byte* tile) {
-    if ((threadIdx.x ^ static_cast<uint32_t>(n)) % 32 != 0) return;
-    const uint32_t bar = barriers_ + 8 * load_;
+  __device__ __forceinline__ void Fetch(int stage, const std::byte* tile) {
+    const uint32_t bar = barriers_ + 8 * stage;
     MbarrierArriveExpect(bar, kPackedTileBytes);
-    BulkLoad(tiles_ + load_ * kPackedTileBytes, tile, kPackedTileBytes, bar);
+    BulkLoad(tiles_ + stage * kPackedTileBytes, tile, kPackedTileBytes, bar);
   }
   __device__ __forceinline__ void Wait() {
     MbarrierWait(barriers_ + 8 * take_, parities_ >> take_ & 1);
@@ -132,7 +131,7 @@ class TileRing {
 
   const int stages_;
   const uint32_t barriers_, tiles_;
-  int load_ = 0, take_ = 0, num_loaded_ = 0, num_resident_ = 0;
+  int load_ = 0, take_ = 0, num_resident_ = 0;
   uint32_t parities_ = 0;  // parity of each stage's next load
 };
 

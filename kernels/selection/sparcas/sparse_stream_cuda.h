@@ -95,7 +95,7 @@ class StreamStep {
  private:
   __device__ __forceinline__ void LoadFirst() {
 #pragma unroll 1
-    for (int n = 0; n < min(ring_.stages(), places_.num()); ++n) ring_.Load(n, places_.Of(n));
+    for (int n = 0; n < min(ring_.stages(), places_.num()); ++n) ring_.Load(n, 1, places_.Of(n));
   }
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
   // kernel done, and all blocks of the cluster running.
@@ -138,22 +138,47 @@ class StreamStep {
     RunningSum sums[kLaneHeads][kSums];  // this lane's, over the unit so far
     Cursor at(part_, warp_);
 #pragma unroll 1
-    for (int next = ring_.stages(); at.valid(); at.Advance(), ++next) {
-      typename Products::Results x;
-      float units[kLaneHeads];
-      const uint32_t stage = ring_.Take();
-      products_.Units(packed_keys::LargestScale(stage), units);
-      products_.Multiply(packed_keys::TileWords(stage), x);
-      if (next < places_.num()) {
-        __syncwarp();  // all lanes have read the stage
-        ring_.Load(next, places_.Of(next));
+    for (int n = 0; at.valid(); n += 2) {
+      Pair pair;
+      const bool two = n + 1 < places_.num();
+      pair.stages[0] = ring_.Take();
+      pair.stages[1] = two ? ring_.Take() : pair.stages[0];
+      Multiply(pair);
+      if (n + ring_.stages() < places_.num()) {
+        const int next = n + ring_.stages();
+        __syncwarp();  // all lanes have read the stages
+        ring_.Load(next, min(places_.num() - next, 2), places_.Of(next));
       } else if constexpr (Products::kKept) {
-        products_.Keep(stage, x);
+        for (int m = 0; m < 2; ++m) products_.Keep(pair.stages[m], pair.x[m]);
       }
-      const int32_t left = choosable_ - at.tile * kTile;
-      if (left < kTile) HideFrom(left, x);
-      AddTile(sums, x, units, at.first_of_unit());
-      if (!at.last_of_unit()) continue;
+      AddTile(sums, at, pair, 0);
+      if (two) AddTile(sums, at, pair, 1);
+    }
+    C::Sync();
+    select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
+    return at;
+  }
+  // Products of two tiles at a time, so that there is more to do between two steps that depend on each other.
+  struct Pair {
+    uint32_t stages[2];
+    typename Products::Results x[2];
+    float units[2][kLaneHeads];
+  };
+  __device__ __forceinline__ void Multiply(Pair& pair) const {
+    const packed_keys::TileWords tiles[2] = {packed_keys::TileWords(pair.stages[0]),
+                                             packed_keys::TileWords(pair.stages[1])};
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      products_.Units(tiles[m].largest_scale, pair.units[m]);
+      products_.Multiply(tiles[m], pair.x[m]);
+    }
+  }
+  // Adds one of the pair to the sums of its unit, which are told if it is the last one, and goes to the next tile.
+  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], Cursor& at, Pair& pair, int m) {
+    const int32_t left = choosable_ - at.tile * kTile;
+    if (left < kTile) HideFrom(left, pair.x[m]);
+    AddScores(sums, pair.x[m], pair.units[m], at.first_of_unit());
+    if (at.last_of_unit()) {
 #pragma unroll
       for (int h = 0; h < kLaneHeads; ++h) {
         TellUnit(at.unit, products_.first_head() + h, sums[h]);
@@ -161,13 +186,11 @@ class StreamStep {
         for (int n = 0; n < kSums; ++n) sums[h][n] = RunningSum();
       }
     }
-    C::Sync();
-    select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
-    return at;
+    at.Advance();
   }
   // first: of the unit; the sums then count from the largest of its scores.
-  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], const typename Products::Results& x,
-                                          const float (&units)[kLaneHeads], bool first) const {
+  __device__ __forceinline__ void AddScores(RunningSum (&sums)[kLaneHeads][kSums], const typename Products::Results& x,
+                                            const float (&units)[kLaneHeads], bool first) const {
 #pragma unroll
     for (int h = 0; h < kLaneHeads; ++h) {
       float more[kSums];
@@ -257,59 +280,90 @@ class StreamStep {
     }
     float* const weights = p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride;
     uint32_t num_last = 0;
-    const auto keep = [&](int32_t tile, int position, float weight) {
-      const int32_t j = tile * kTile + position;
-      const uint32_t key = __float_as_uint(fmaxf(weight, 0.0f));  // WeightKey
-      keys_[j - part_.begin] = key;
-      if (j >= choosable_) return;
-      if (weights != nullptr) weights[j] = weight;
-      num_last += Choice::CountButLast(s_.choice, bins, key);
-    };
-    at.Retreat();
-    ring_.TurnBack();
-#pragma unroll 1
-    for (int next = places_.num() - 1 - ring_.num_resident(); at.valid(); at.Retreat(), --next) {
-      typename Products::Results x;
-      float units[kLaneHeads];
-      bool resident;
-      const uint32_t stage = ring_.TakeBack(resident);
-      products_.Units(packed_keys::LargestScale(stage), units);
-      if (Products::kKept && resident) {
-        products_.TakeKept(stage, x);
-        if (next >= 0) FenceProxyAsync();  // the products were written in another way than the next tile is
-      } else {
-        products_.Multiply(packed_keys::TileWords(stage), x);
+    const auto keep = [&](int32_t tile, const float (&of)[2]) {
+      const int32_t first = tile * kTile + products_.Position((c & 1) * 2 + (c >> 1), 0);
+      uint32_t keys[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        keys[r] = __float_as_uint(fmaxf(of[r], 0.0f));  // WeightKey
+        keys_[first - part_.begin + 8 * r] = keys[r];
       }
-      if (next >= 0) {
-        __syncwarp();
-        ring_.LoadBack(next, places_.Of(next));
-      }
-      float sums[Products::kParts][2];  // over this lane's heads
+      if (weights == nullptr && (tile + 1) * kTile <= choosable_) {  // as nearly always
 #pragma unroll
-      for (int m = 0; m < Products::kParts; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0]));
-          if constexpr (kWide) sums[m][r] += Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
-        }
-      }
-      // Lanes c and c ^ 1, then c and c ^ 2, share their parts; each ends with one part's two rows.
-      float half[2][2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
-          half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
-        }
+        for (int r = 0; r < 2; ++r) num_last += Choice::CountButLast(s_.choice, bins, keys[r]);
+        return;
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
-        keep(at.tile, products_.Position((c & 1) * 2 + (c >> 1), r), (c & 2 ? half[1][r] : half[0][r]) + other);
+        if (first + 8 * r >= choosable_) continue;
+        if (weights != nullptr) weights[first + 8 * r] = of[r];
+        num_last += Choice::CountButLast(s_.choice, bins, keys[r]);
       }
+    };
+    const int32_t num = places_.num();
+    ring_.TurnBack(num);
+#pragma unroll 1
+    for (int32_t n = (num - 1) & ~1; n >= 0; n -= 2) {
+      Pair pair;
+      const bool two = n + 1 < num;
+      if (two) pair.stages[1] = ring_.TakeBack();
+      pair.stages[0] = ring_.TakeBack();
+      if (!two) pair.stages[1] = pair.stages[0];
+      const int32_t next = n + (two ? 1 : 0) - ring_.stages();
+      if (Products::kKept && n + ring_.stages() >= num) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          products_.Units(packed_keys::LargestScale(pair.stages[m]), pair.units[m]);
+          products_.TakeKept(pair.stages[m], pair.x[m]);
+        }
+        if (next >= 0) FenceProxyAsync();  // the products were written in another way than the next tile is
+      } else {
+        Multiply(pair);
+      }
+      if (next >= 0) {
+        __syncwarp();
+        ring_.LoadBack(next, two ? 2 : 1, places_.Of(next));
+      }
+      float of[2][2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) AddHeads(pair.x[m], pair.units[m], minus, of[m]);
+      if (two) {
+        at.Retreat();
+        keep(at.tile, of[1]);
+      }
+      at.Retreat();
+      keep(at.tile, of[0]);
     }
     Choice::CountLast(s_.choice, __reduce_add_sync(0xffffffffu, num_last));
+  }
+
+  // The weights of a tile at two rows of one part: lanes c and c ^ 1, then c and c ^ 2, share their parts.
+  __device__ __forceinline__ void AddHeads(const typename Products::Results& x, const float (&units)[kLaneHeads],
+                                           const float (&minus)[kLaneHeads], float (&of)[2]) const {
+    const int c = static_cast<int>(threadIdx.x) % 4;
+    float sums[Products::kParts][2];  // over this lane's heads
+#pragma unroll
+    for (int m = 0; m < Products::kParts; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0]));
+        if constexpr (kWide) sums[m][r] += Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
+      }
+    }
+    float half[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
+        half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
+      of[r] = (c & 2 ? half[1][r] : half[0][r]) + other;
+    }
   }
 
   // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
