@@ -62,13 +62,6 @@ __device__ inline uint4 LoadShared16(uint32_t address) {
 __device__ inline void StoreShared16(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-// Adds to a word of shared memory, or does nothing, without a branch.
-__device__ inline void AddSharedIf(bool condition, uint32_t address, uint32_t x) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p red.shared.add.u32 [%1], %2;\n}\n" ::"r"(
-                   static_cast<uint32_t>(condition)),
-               "r"(address), "r"(x)
-               : "memory");
-}
 __device__ inline void CpAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void CpAsyncWait() {

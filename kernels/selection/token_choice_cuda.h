@@ -100,17 +100,6 @@ struct TokenChoice {
     atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
-  // The same in two halves, for keys that may nearly all be in the last bin: counts the key unless it belongs there,
-  // and returns 1 if it does. CountLast is called by all threads of a warp with the sum over its lanes.
-  static __device__ __forceinline__ uint32_t CountButLast(Smem& s, const ChoiceBins& bins, uint32_t key) {
-    const uint32_t bin = (max(bins.top, key) - key) >> bins.shift;
-    AddSharedIf(bin < ChoiceBins::kLast, SmemAddress(s.counts[0].fine) + bin * 4, 1);
-    return bin < ChoiceBins::kLast ? 0 : 1;
-  }
-  static __device__ __forceinline__ void CountLast(Smem& s, uint32_t of_warp) {
-    if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(&s.counts[0].fine[ChoiceBins::kLast], of_warp);
-  }
-
   // Chooses k items of the cluster; calls emit(i, place), place in [0, k), for the chosen items i of this block. key(i)
   // is the key of item i of this block's [0, num_items). masks(tile) gives four words, 16-byte aligned, for the
   // marks of items [64 tile, 64 tile + 64); they may overlay those items' keys. first is the index of item 0 in the

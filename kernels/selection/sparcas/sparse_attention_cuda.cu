@@ -28,10 +28,6 @@ __global__ void __launch_bounds__(kThreads, 1) SparseAttentionKernel(const __gri
   LetNextStart();
   const int rank = Cluster<kBlocks>::Rank();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
-  if (!p.selection.Selects(sequence, head)) {
-    WaitForPrevious();
-    return;
-  }
   StreamStep<kBlocks, kThreads, kWide, Pages>(p, sequence, head, rank, raw).Run();
 #endif
 }

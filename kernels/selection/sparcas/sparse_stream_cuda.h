@@ -28,9 +28,11 @@ class StreamStep {
 
   __device__ __forceinline__ StreamStep(const Params& p, int sequence, int head, int rank, char* raw)
       : p_(p),
+        step_(p.selection.steps[sequence]),
         staged_(p.selection.sequences[sequence]),
         s_(*reinterpret_cast<SmemT*>(raw)),
         sequence_(sequence),
+        head_(head),
         stream_(sequence * p.num_kv_heads + head),
         rank_(rank),
         warp_(static_cast<int>(threadIdx.x) / 32),
@@ -53,16 +55,26 @@ class StreamStep {
         places_(p, pages_, part_, warp_) {}
 
   __device__ __forceinline__ void Run() {
-    Choice::Clear(s_.choice);
-    const int32_t count = min(kv_len_, budget_), entries = BlockEntries(count);
-    const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
-    C::Arrive();  // waited for before the first write to another block, which must have started
-    for (int i = threadIdx.x; i < part_.end_tile - part_.first_tile; i += kThreads)
-      own_pages_[i] = table_[part_.first_tile + i];
+    const int32_t flags = p_.selection.flags | p_.selection.plan;
+    if ((step_.flags & flags) != flags) return WaitForPrevious();
     // Everything, or the end, is in the list without a choice.
-    const int32_t known = kv_len_ <= budget_ ? 0 : choosable_, num_chosen = count - (kv_len_ - known);
+    const int32_t count = min(kv_len_, budget_), known = kv_len_ <= budget_ ? 0 : choosable_;
+    const int32_t num_chosen = count - (kv_len_ - known), entries = BlockEntries(count);
+    const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
+    // What this thread needs from tables is asked for before any of it is waited for.
+    const int32_t own = part_.first_tile + static_cast<int32_t>(threadIdx.x);
+    const int32_t listed = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x);
+    const int32_t first_page = p_.selection.compact_tables == nullptr ? 0 : *p_.selection.ListPages(sequence_, head_);
+    const int32_t own_page = own < part_.end_tile ? table_[own] : 0, page = listed < kv_len_ ? table_[listed / kTile] : 0;
+    if (places_.num() > 0) places_.Of(0);
+    Choice::Clear(s_.choice);
+    if (first_page == kNoPage) return WaitForPrevious();
+    C::Arrive();  // waited for before the first write to another block, which must have started
+    if (own < part_.end_tile) own_pages_[threadIdx.x] = own_page;
+    for (int32_t i = own + kThreads; i < part_.end_tile; i += kThreads) own_pages_[i - part_.first_tile] = table_[i];
     BringKeys(num_chosen > 0);
-    for (int32_t j = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x); j < kv_len_; j += kBlocks * kThreads)
+    if (listed < kv_len_) Deal(listed, page, num_chosen + (listed - known), entries);
+    for (int32_t j = listed + kBlocks * kThreads; j < kv_len_; j += kBlocks * kThreads)
       Deal(j, table_[j / kTile], num_chosen + (j - known), entries);
     if (rank_ == 0 && threadIdx.x == 0) p_.counts[stream_] = count;
     if (num_chosen > 0) {
@@ -100,19 +112,19 @@ class StreamStep {
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
   // kernel done, and all blocks of the cluster running.
   __device__ __forceinline__ void BringKeys(bool scored) {
-    const StagedStep step = p_.selection.steps[sequence_];
-    const int parity = step.flags & StagedStep::kParity ? 1 : 0;
-    const bool refresh = step.flags & StagedStep::kRefresh;
-    int32_t* tables = staged_.dims + p_.dims_offset + stream_ % p_.num_kv_heads * 2 * kPackedDims;
+    const int parity = step_.flags & StagedStep::kParity ? 1 : 0;
+    const bool refresh = step_.flags & StagedStep::kRefresh;
+    int32_t* tables = staged_.dims + p_.dims_offset + head_ * 2 * kPackedDims;
     const int32_t* dims = tables + parity * kPackedDims;
-    const bool anew = refresh || (step.flags & StagedStep::kFirst);
-    const int32_t before = anew ? 0 : (max(step.compact_len - staged_.recent, 0) + kTile - 1) / kTile;
+    const bool anew = refresh || (step_.flags & StagedStep::kFirst);
+    const int32_t before = anew ? 0 : (max(step_.compact_len - staged_.recent, 0) + kTile - 1) / kTile;
     const int32_t from = max(before, part_.first_tile);
     const bool packs = refresh || from < part_.end_tile;
     if (!p_.early) WaitForPrevious();
     if (!packs) {
+      const int32_t dim = threadIdx.x < kPackedDims ? dims[threadIdx.x] : 0;
       if (scored) LoadFirst();
-      if (threadIdx.x < kPackedDims) s_.dims[threadIdx.x] = dims[threadIdx.x];
+      if (threadIdx.x < kPackedDims) s_.dims[threadIdx.x] = dim;
       __syncthreads();
     }
     WaitForPrevious();
@@ -129,7 +141,7 @@ class StreamStep {
 
   __device__ __forceinline__ const std::byte* const* HostPages() const {
     if (!staged_.hot.any()) return nullptr;
-    return staged_.hot.stream(p_.dims_offset / (2 * kPackedDims) + stream_ % p_.num_kv_heads).host_pages;
+    return staged_.hot.stream(p_.dims_offset / (2 * kPackedDims) + head_).host_pages;
   }
 
   // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
@@ -279,7 +291,6 @@ class StreamStep {
       minus[h] = sums.y > 0 ? sums.x - log2f(sums.y) : INFINITY;
     }
     float* const weights = p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride;
-    uint32_t num_last = 0;
     const auto keep = [&](int32_t tile, const float (&of)[2]) {
       const int32_t first = tile * kTile + products_.Position((c & 1) * 2 + (c >> 1), 0);
       uint32_t keys[2];
@@ -290,14 +301,14 @@ class StreamStep {
       }
       if (weights == nullptr && (tile + 1) * kTile <= choosable_) {  // as nearly always
 #pragma unroll
-        for (int r = 0; r < 2; ++r) num_last += Choice::CountButLast(s_.choice, bins, keys[r]);
+        for (int r = 0; r < 2; ++r) Choice::Count(s_.choice, bins, keys[r]);
         return;
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (first + 8 * r >= choosable_) continue;
         if (weights != nullptr) weights[first + 8 * r] = of[r];
-        num_last += Choice::CountButLast(s_.choice, bins, keys[r]);
+        Choice::Count(s_.choice, bins, keys[r]);
       }
     };
     const int32_t num = places_.num();
@@ -334,7 +345,6 @@ class StreamStep {
       at.Retreat();
       keep(at.tile, of[0]);
     }
-    Choice::CountLast(s_.choice, __reduce_add_sync(0xffffffffu, num_last));
   }
 
   // The weights of a tile at two rows of one part: lanes c and c ^ 1, then c and c ^ 2, share their parts.
@@ -400,9 +410,10 @@ class StreamStep {
   }
 
   const Params& p_;
+  const StagedStep step_;
   const StagedSequence& staged_;
   SmemT& s_;
-  const int sequence_, stream_, rank_, warp_;
+  const int sequence_, head_, stream_, rank_, warp_;
   const int32_t kv_len_, budget_, choosable_;  // positions below choosable_ may be chosen
   const Part part_;                            // its tiles of those
   const int32_t* const pages_;
