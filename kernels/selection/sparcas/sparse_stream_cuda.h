@@ -93,13 +93,10 @@ class StreamStep {
             }
           });
       __syncthreads();
-      const auto [first, num] = s_.picked;
-      for (uint32_t n = threadIdx.x; n < min(num, max_listed_); n += kThreads) {
-        const auto i = static_cast<int32_t>(listed_[n]);
-        Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(first + n), entries);
-      }
+      DealListed(entries);
+    } else {
+      C::Sync();
     }
-    C::Sync();  // the rows have been dealt, and nobody reads the noted positions or the keys: results take their place
     if (staged_.hot.any()) return;  // some of the rows are not in the pool yet
     Attend(listed_rows::PartEntries(count), here);
   }
@@ -379,11 +376,41 @@ class StreamStep {
   // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
   __device__ __forceinline__ void Deal(int32_t j, int32_t page, int32_t place, int32_t entries) {
     p_.tokens[stream_ * p_.list_stride + place] = j;
+    DealRow(j, page, place, entries);
+  }
+  __device__ __forceinline__ void DealRow(int32_t j, int32_t page, int32_t place, int32_t entries) {
     int32_t block = 0;
 #pragma unroll
     for (int b = 1; b < kBlocks; ++b) block += place >= b * entries;
     C::Store(reinterpret_cast<uint32_t*>(&rows_[place - block * entries]), block,
              static_cast<uint32_t>(page * (2 * kTile) + j % kTile));
+  }
+  // Deals what has been noted. Returns when all rows of the cluster have been dealt and nobody reads the noted positions
+  // or the keys: results take their place. The list itself is written behind the barrier's arrival, which waits for all
+  // writes before it.
+  __device__ __forceinline__ void DealListed(int32_t entries) {
+    constexpr int kHeld = 4;
+    const auto [first, all] = s_.picked;
+    const uint32_t num = min(all, max_listed_);
+    int32_t held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const uint32_t n = threadIdx.x + i * kThreads;
+      if (n >= num) continue;
+      held[i] = static_cast<int32_t>(listed_[n]);
+      DealRow(part_.begin + held[i], own_pages_[held[i] / kTile], static_cast<int32_t>(first + n), entries);
+    }
+    for (uint32_t n = threadIdx.x + kHeld * kThreads; n < num; n += kThreads) {
+      const auto i = static_cast<int32_t>(listed_[n]);
+      Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(first + n), entries);
+    }
+    C::Arrive();
+    int32_t* const tokens = p_.tokens + stream_ * p_.list_stride + first;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (threadIdx.x + i * kThreads < num) tokens[threadIdx.x + i * kThreads] = part_.begin + held[i];
+    }
+    C::Wait();
   }
   __device__ __forceinline__ int32_t BlockEntries(int32_t count) const {
     return listed_rows::PartEntries(count) * (listed_rows::kParts / kBlocks);
