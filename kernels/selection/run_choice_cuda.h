@@ -19,9 +19,9 @@ class RunChoice : public TokenChoice<kBlocks, kThreads> {
   struct Chosen {
     uint32_t first, num;
   };
-  // As TokenChoice::Choose; keys [num_items] are below 2^31 and may be read to the next multiple of 32 items. Marks take
-  // their place. places is in shared memory, and set behind the next barrier of the block; emit(i, n, place) is called
-  // for the block's n-th item.
+  // As TokenChoice::Choose; keys [num_items] are below 2^31 and may be read to the next multiple of 32 items. Marks
+  // take their place. places is in shared memory, and set behind the next barrier of the block; emit(i, n, place) is
+  // called for the block's n-th item.
   template <typename Emit>
   static __device__ __forceinline__ void Choose(Smem& s, int rank, uint32_t first, int num_items, uint32_t k,
                                                 const ChoiceBins& bins, uint32_t* keys, Chosen& places,

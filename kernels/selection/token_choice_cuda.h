@@ -234,8 +234,8 @@ struct TokenChoice {
   static __device__ __forceinline__ uint64_t Candidate(uint32_t key, uint32_t index) {
     return static_cast<uint64_t>(key) << 32 | ~index;
   }
-  // Without ranking: how many of a warp's items in the cutoff's bin are chosen, the first ones; before: those of earlier
-  // blocks and warps are added.
+  // Without ranking: how many of a warp's items in the cutoff's bin are chosen, the first ones; before: those of
+  // earlier blocks and warps are added.
   static __device__ __forceinline__ uint32_t Quota(const Smem& s, const Cutoff& cut, uint32_t num_equal,
                                                    uint32_t& before) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -246,8 +246,8 @@ struct TokenChoice {
     before += min(of_warps, of_block);
     return min(of_block - min(of_warps, of_block), num_equal);
   }
-  // Items of one word per lane: bits `taken`, and the first `quota` of those in `equal`. Calls emit(bit, place) for them
-  // in order, from place `before` on; both are brought behind them.
+  // Items of one word per lane: bits `taken`, and the first `quota` of those in `equal`. Calls emit(bit, place) for
+  // them in order, from place `before` on; both are brought behind them.
   template <typename Emit>
   static __device__ __forceinline__ void EmitWord(uint32_t taken, uint32_t equal, uint32_t& quota, uint32_t& before,
                                                   const Emit& emit) {

@@ -72,8 +72,9 @@ class TileRing {
   static constexpr int kBarrierBytes = 8 * kMaxStages;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
-  // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,
-  // also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its place.
+  // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the
+  // barriers are, also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its
+  // place.
   __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
       : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
     if (static_cast<int>(threadIdx.x) % 32 < stages) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
@@ -95,8 +96,8 @@ class TileRing {
     take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
     return tile;
   }
-  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first, if
-  // LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
+  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first,
+  // if LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
   __device__ __forceinline__ void TurnBack(int num_tiles) {
     take_ = load_ = take_ == 0 ? stages_ - 1 : take_ - 1;
     num_resident_ = min(num_tiles, stages_);
@@ -176,7 +177,7 @@ class Products {
   __device__ __forceinline__ int first_head() const { return kLaneHeads * c_; }
   __device__ __forceinline__ int Position(int part, int row) const { return 16 * part + 8 * row + g_; }
 
-  // What a product of a tile must be multiplied by to be a score, for each of the lane's heads.
+  // The factors that make scores of a tile's products, for each of the lane's heads.
   __device__ __forceinline__ void Units(float largest_scale, float (&units)[kLaneHeads]) const {
 #pragma unroll
     for (int h = 0; h < kLaneHeads; ++h) units[h] = QueryFactor(of_head_[h], largest_scale).inverse() * scale_;
@@ -241,12 +242,12 @@ class Products {
   }
 
  private:
-  static constexpr float kMagic = 12582912.0f;           // 1.5 2^23
-  static constexpr uint32_t kMagicBits = 0x4b400000u;    // of it
+  static constexpr float kMagic = 12582912.0f;                      // 1.5 2^23
+  static constexpr uint32_t kMagicBits = 0x4b400000u;               // its bits
   static constexpr uint32_t kPickLow = 0x0040, kPickHigh = 0x0051;  // bytes 0 and bytes 1 of two numbers
 
-  // What the products of a tile begin from. Levels are kept as n + 8, so that 8 ΣQ is taken from those of A and 16
-  // times as much from M; F has both.
+  // The numbers from which a tile's products begin. Levels are kept as n + 8, so that 8 ΣQ is taken from those of A and
+  // 16 times as much from M; F has both.
   struct Starts {
     uint32_t m[4], f[4];
     __device__ __forceinline__ explicit Starts(const uint32_t (&q)[2]) {

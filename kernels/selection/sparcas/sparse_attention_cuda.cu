@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
-#include "kernels/selection/sparcas/sparse_stream_cuda.h"
+#include "kernels/selection/sparcas/stream_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -51,9 +51,9 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
                         (l.block_tiles + 3) / 4 * 16 + keys + barriers;
   constexpr int64_t kStageBytes = int64_t{kWarps} * kPackedTileBytes;
   const int64_t of_warp = (kUnits / kBlocks + kWarps - 1) / kWarps * unit;  // tiles
-  l.stages = static_cast<int32_t>(
-      std::clamp<int64_t>((kMostSmem - fixed) / kStageBytes / 2 * 2, kFewestStages,
-                          std::clamp<int64_t>((of_warp + 1) / 2 * 2, kFewestStages, packed_keys::TileRing::kMaxStages)));
+  l.stages = static_cast<int32_t>(std::clamp<int64_t>(
+      (kMostSmem - fixed) / kStageBytes / 2 * 2, kFewestStages,
+      std::clamp<int64_t>((of_warp + 1) / 2 * 2, kFewestStages, packed_keys::TileRing::kMaxStages)));
   const int64_t reused = keys + kStageBytes * l.stages, results = sizeof(ResultsT);
   l.smem_bytes = static_cast<size_t>(fixed + kStageBytes * l.stages + std::max<int64_t>(results - reused, 0));
   return l;

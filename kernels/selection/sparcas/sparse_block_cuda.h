@@ -142,8 +142,8 @@ struct TileCursor {
   }
 };
 
-// Where the packed keys of a warp's tiles are, counted as TileCursor meets them: lane i knows it of tiles i, i + 32, ..,
-// 32 tiles at a time, so that no lookup stands between two of them.
+// Where the packed keys of a warp's tiles are, counted as TileCursor meets them: lane i knows it of tiles i, i + 32,
+// .., 32 tiles at a time, so that no lookup stands between two of them.
 template <int kWarps, typename Pages>
 class TilePlaces {
  public:

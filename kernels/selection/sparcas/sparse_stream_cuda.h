@@ -1,9 +1,8 @@
-// A stream's step of sparse_attention_cuda.cu: scores, choice, dealing, attention.
+// A stream's step of sparse_attention_cuda.cu: scores (stream_scores_cuda.h), choice, dealing, attention.
 #pragma once
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/sparcas/sparse_block_cuda.h"
-#include "kernels/selection/sparcas/term_weights_cuda.h"
 
 namespace spl::kernels::cuda::sparse_attention {
 
@@ -61,11 +60,12 @@ class StreamStep {
     const int32_t count = min(kv_len_, budget_), known = kv_len_ <= budget_ ? 0 : choosable_;
     const int32_t num_chosen = count - (kv_len_ - known), entries = BlockEntries(count);
     const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
-    // What this thread needs from tables is asked for before any of it is waited for.
+    // All that this thread needs from tables is asked for before any of it is waited for.
     const int32_t own = part_.first_tile + static_cast<int32_t>(threadIdx.x);
     const int32_t listed = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x);
     const int32_t first_page = p_.selection.compact_tables == nullptr ? 0 : *p_.selection.ListPages(sequence_, head_);
-    const int32_t own_page = own < part_.end_tile ? table_[own] : 0, page = listed < kv_len_ ? table_[listed / kTile] : 0;
+    const int32_t own_page = own < part_.end_tile ? table_[own] : 0,
+                  page = listed < kv_len_ ? table_[listed / kTile] : 0;
     if (places_.num() > 0) places_.Of(0);
     Choice::Clear(s_.choice);
     if (first_page == kNoPage) return WaitForPrevious();
@@ -81,17 +81,16 @@ class StreamStep {
       const Cursor end = Score();
       const ChoiceBins bins = WeightBins(static_cast<float>(p_.group), num_chosen);
       Weigh(bins, end);
-      Choice::Choose(
-          s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
-          static_cast<uint32_t>(num_chosen), bins, keys_, s_.picked,
-          // Noted first, for a lane may have many and others none.
-          [&](int i, uint32_t n, uint32_t place) {
-            if (n < max_listed_) {
-              listed_[n] = static_cast<uint32_t>(i);
-            } else {
-              Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(place), entries);
-            }
-          });
+      Choice::Choose(s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
+                     static_cast<uint32_t>(num_chosen), bins, keys_, s_.picked,
+                     // Noted first, for a lane may have many and others none.
+                     [&](int i, uint32_t n, uint32_t place) {
+                       if (n < max_listed_) {
+                         listed_[n] = static_cast<uint32_t>(i);
+                       } else {
+                         Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(place), entries);
+                       }
+                     });
       __syncthreads();
       DealListed(entries);
     } else {
@@ -143,235 +142,35 @@ class StreamStep {
 
   // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
   // Returns a cursor behind the warp's last tile.
-  __device__ __forceinline__ Cursor Score() {
-    RunningSum sums[kLaneHeads][kSums];  // this lane's, over the unit so far
-    Cursor at(part_, warp_);
-#pragma unroll 1
-    for (int n = 0; at.valid(); n += 2) {
-      Pair pair;
-      const bool two = n + 1 < places_.num();
-      pair.stages[0] = ring_.Take();
-      pair.stages[1] = two ? ring_.Take() : pair.stages[0];
-      Multiply(pair);
-      if (n + ring_.stages() < places_.num()) {
-        const int next = n + ring_.stages();
-        __syncwarp();  // all lanes have read the stages
-        ring_.Load(next, min(places_.num() - next, 2), places_.Of(next));
-      } else if constexpr (Products::kKept) {
-        for (int m = 0; m < 2; ++m) products_.Keep(pair.stages[m], pair.x[m]);
-      }
-      AddTile(sums, at, pair, 0);
-      if (two) AddTile(sums, at, pair, 1);
-    }
-    C::Sync();
-    select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
-    return at;
-  }
+  __device__ __forceinline__ Cursor Score();
   // Products of two tiles at a time, so that there is more to do between two steps that depend on each other.
   struct Pair {
     uint32_t stages[2];
     typename Products::Results x[2];
     float units[2][kLaneHeads];
   };
-  __device__ __forceinline__ void Multiply(Pair& pair) const {
-    const packed_keys::TileWords tiles[2] = {packed_keys::TileWords(pair.stages[0]),
-                                             packed_keys::TileWords(pair.stages[1])};
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      products_.Units(tiles[m].largest_scale, pair.units[m]);
-      products_.Multiply(tiles[m], pair.x[m]);
-    }
-  }
+  __device__ __forceinline__ void Multiply(Pair& pair) const;
   // Adds one of the pair to the sums of its unit, which are told if it is the last one, and goes to the next tile.
-  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], Cursor& at, Pair& pair, int m) {
-    const int32_t left = choosable_ - at.tile * kTile;
-    if (left < kTile) HideFrom(left, pair.x[m]);
-    AddScores(sums, pair.x[m], pair.units[m], at.first_of_unit());
-    if (at.last_of_unit()) {
-#pragma unroll
-      for (int h = 0; h < kLaneHeads; ++h) {
-        TellUnit(at.unit, products_.first_head() + h, sums[h]);
-#pragma unroll
-        for (int n = 0; n < kSums; ++n) sums[h][n] = RunningSum();
-      }
-    }
-    at.Advance();
-  }
+  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], Cursor& at, Pair& pair, int m);
   // first: of the unit; the sums then count from the largest of its scores.
   __device__ __forceinline__ void AddScores(RunningSum (&sums)[kLaneHeads][kSums], const typename Products::Results& x,
-                                            const float (&units)[kLaneHeads], bool first) const {
-#pragma unroll
-    for (int h = 0; h < kLaneHeads; ++h) {
-      float more[kSums];
-      bool raise = first;
-      if (!first) {
-#pragma unroll
-        for (int n = 0; n < kSums; ++n) {
-          more[n] = SumOf(sums[h][n], x, n, h, units[h]);
-          raise |= !(more[n] < kLargest);
-        }
-        // Larger than what a sum counts from by more than a float holds: once in a while.
-        raise = Raises(raise);
-      }
-      if (raise) {
-#pragma unroll
-        for (int n = 0; n < kSums; ++n) more[n] = Raise(sums[h][n], x, n, h, units[h]);
-      }
-#pragma unroll
-      for (int n = 0; n < kSums; ++n) sums[h][n].sum += more[n];
-    }
-  }
+                                            const float (&units)[kLaneHeads], bool first) const;
   // Without kWide lanes are raised together whose heads are all even or all odd.
-  static __device__ __forceinline__ bool Raises(bool own) {
-    const uint32_t all = __ballot_sync(0xffffffffu, own);
-    if (kWide || all == 0) return all != 0;
-    return (all & (threadIdx.x % 2 == 0 ? 0x55555555u : 0xaaaaaaaau)) != 0;
-  }
+  static __device__ __forceinline__ bool Raises(bool own);
   // Sum n of the exponentials of a head's scores, counted from where `to` counts.
   __device__ __forceinline__ float SumOf(const RunningSum& to, const typename Products::Results& x, int n, int h,
-                                         float unit) const {
-    float sum[2] = {};
-#pragma unroll
-    for (int m = n; m < Products::kParts; m += kSums) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) sum[r] += Exp2(fmaf(x[m][r][h], unit, -to.base));
-    }
-    return sum[0] + sum[1];
-  }
+                                         float unit) const;
   // The same once `to` counts from the largest of these scores, if that is larger than what it counted from.
   __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int n, int h,
-                                         float unit) const {
-    float base = to.base;
-#pragma unroll
-    for (int m = n; m < Products::kParts; m += kSums) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) base = fmaxf(base, x[m][r][h] * unit);
-    }
-    to.sum *= Exp2(to.base - base);
-    to.base = base;
-    return SumOf(to, x, n, h, unit);
-  }
-  __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const {
-#pragma unroll
-    for (int m = 0; m < Products::kParts; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (products_.Position(m, r) < left) continue;
-#pragma unroll
-        for (int h = 0; h < kLaneHeads; ++h) x[m][r][h] = -INFINITY;
-      }
-    }
-  }
+                                         float unit) const;
+  __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const;
   // The lanes that have other positions of this head add theirs; the unit's sums go to every block.
-  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum (&own)[kSums]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float max = fmaxf(own[0].base, own[kSums - 1].base);
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = __fmul_rn(own[0].sum, Exp2(own[0].base - max));
-    if constexpr (kSums == 2) sum = __fadd_rn(sum, __fmul_rn(own[1].sum, Exp2(own[1].base - max)));
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
-    if (head < p_.group && lane / 4 < kBlocks)
-      C::Store(reinterpret_cast<uint64_t*>(&s_.units[head * kUnits + unit]), lane / 4, both);
-  }
-
+  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum (&own)[kSums]);
   // Second pass, backwards: the key of each position's weight, counted by bin. at: behind the warp's last tile.
-  __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at) {
-    const int c = static_cast<int>(threadIdx.x) % 4;
-    float minus[kLaneHeads];  // taken from a head's exponents; a head that does not exist weighs nothing
-#pragma unroll
-    for (int h = 0; h < kLaneHeads; ++h) {
-      const int head = products_.first_head() + h;
-      const float2 sums = head < p_.group ? s_.heads[head] : float2{0, 0};
-      minus[h] = sums.y > 0 ? sums.x - log2f(sums.y) : INFINITY;
-    }
-    float* const weights = p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride;
-    const auto keep = [&](int32_t tile, const float (&of)[2]) {
-      const int32_t first = tile * kTile + products_.Position((c & 1) * 2 + (c >> 1), 0);
-      uint32_t keys[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        keys[r] = __float_as_uint(fmaxf(of[r], 0.0f));  // WeightKey
-        keys_[first - part_.begin + 8 * r] = keys[r];
-      }
-      if (weights == nullptr && (tile + 1) * kTile <= choosable_) {  // as nearly always
-#pragma unroll
-        for (int r = 0; r < 2; ++r) Choice::Count(s_.choice, bins, keys[r]);
-        return;
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (first + 8 * r >= choosable_) continue;
-        if (weights != nullptr) weights[first + 8 * r] = of[r];
-        Choice::Count(s_.choice, bins, keys[r]);
-      }
-    };
-    const int32_t num = places_.num();
-    ring_.TurnBack(num);
-#pragma unroll 1
-    for (int32_t n = (num - 1) & ~1; n >= 0; n -= 2) {
-      Pair pair;
-      const bool two = n + 1 < num;
-      if (two) pair.stages[1] = ring_.TakeBack();
-      pair.stages[0] = ring_.TakeBack();
-      if (!two) pair.stages[1] = pair.stages[0];
-      const int32_t next = n + (two ? 1 : 0) - ring_.stages();
-      if (Products::kKept && n + ring_.stages() >= num) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          products_.Units(packed_keys::LargestScale(pair.stages[m]), pair.units[m]);
-          products_.TakeKept(pair.stages[m], pair.x[m]);
-        }
-        if (next >= 0) FenceProxyAsync();  // the products were written in another way than the next tile is
-      } else {
-        Multiply(pair);
-      }
-      if (next >= 0) {
-        __syncwarp();
-        ring_.LoadBack(next, two ? 2 : 1, places_.Of(next));
-      }
-      float of[2][2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) AddHeads(pair.x[m], pair.units[m], minus, of[m]);
-      if (two) {
-        at.Retreat();
-        keep(at.tile, of[1]);
-      }
-      at.Retreat();
-      keep(at.tile, of[0]);
-    }
-  }
-
+  __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at);
   // The weights of a tile at two rows of one part: lanes c and c ^ 1, then c and c ^ 2, share their parts.
   __device__ __forceinline__ void AddHeads(const typename Products::Results& x, const float (&units)[kLaneHeads],
-                                           const float (&minus)[kLaneHeads], float (&of)[2]) const {
-    const int c = static_cast<int>(threadIdx.x) % 4;
-    float sums[Products::kParts][2];  // over this lane's heads
-#pragma unroll
-    for (int m = 0; m < Products::kParts; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0]));
-        if constexpr (kWide) sums[m][r] += Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
-      }
-    }
-    float half[2][2];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
-        half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
-      of[r] = (c & 2 ? half[1][r] : half[0][r]) + other;
-    }
-  }
+                                           const float (&minus)[kLaneHeads], float (&of)[2]) const;
 
   // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
   __device__ __forceinline__ void Deal(int32_t j, int32_t page, int32_t place, int32_t entries) {
@@ -385,9 +184,9 @@ class StreamStep {
     C::Store(reinterpret_cast<uint32_t*>(&rows_[place - block * entries]), block,
              static_cast<uint32_t>(page * (2 * kTile) + j % kTile));
   }
-  // Deals what has been noted. Returns when all rows of the cluster have been dealt and nobody reads the noted positions
-  // or the keys: results take their place. The list itself is written behind the barrier's arrival, which waits for all
-  // writes before it.
+  // Deals what has been noted. Returns when all rows of the cluster have been dealt and nobody reads the noted
+  // positions or the keys: results take their place. The list itself is written behind the barrier's arrival, which
+  // waits for all writes before it.
   __device__ __forceinline__ void DealListed(int32_t entries) {
     constexpr int kHeld = 4;
     const auto [first, all] = s_.picked;
@@ -449,8 +248,8 @@ class StreamStep {
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
   char* const barriers_;      // those of all rings
-  uint32_t* const listed_;  // chosen positions of this block, counted from its first; in the place of the tiles. Then
-                            // Results
+  uint32_t* const listed_;    // chosen positions of this block, counted from its first; in the place of the tiles. Then
+                              // Results
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;
   uint32_t* const keys_;  // keys of this block's positions

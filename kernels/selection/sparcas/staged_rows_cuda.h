@@ -20,9 +20,9 @@ struct StagedForm {
   static constexpr int kSlots = kBlocks == 2 ? (kWide ? 5 : 3) : 2;  // keys or values of a step
   static constexpr int kOwn = kParts / kBlocks / kWarps;             // parts of a warp
   static constexpr int kLevels = kOwn == 1 ? 0 : kOwn == 2 ? 1 : kOwn == 4 ? 2 : kOwn == 8 ? 3 : 4;
-  static constexpr int kLanes = kWide ? 32 : 16;       // that have heads
-  static constexpr int kStride = 2 * kDim + 16;        // bytes of a row: rows begin in different banks
-  static constexpr int kChunks = kDim / 8;             // of 16 bytes in a row
+  static constexpr int kLanes = kWide ? 32 : 16;  // that have heads
+  static constexpr int kStride = 2 * kDim + 16;   // bytes of a row: rows begin in different banks
+  static constexpr int kChunks = kDim / 8;        // pieces of 16 bytes in a row
   static constexpr int kSlotBytes = kRowsAtOnce * kStride;
   static_assert(kOwn >= 1 && 1 << kLevels == kOwn);
 };
@@ -39,7 +39,7 @@ struct alignas(16) StagedWarp {
     char slots[Form::kSlots][Form::kSlotBytes];
     Sums sums;  // once all rows have been taken
   };
-  // What waits for its right neighbour in the tree, by level; each lane has its own.
+  // Sums that wait for their right neighbour in the tree, by level; each lane has its own.
   struct Held {
     float4 out[kDim / 16][Form::kLanes];
     float2 sums[3][Form::kLanes];
