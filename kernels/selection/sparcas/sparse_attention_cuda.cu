@@ -1,10 +1,9 @@
 // One cluster of blocks per stream does all of a step: it scores the packed keys, chooses, deals the chosen rows evenly
 // among its blocks, and attends to them.
 //
-// Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one, which finds the
-// keys in the second-level cache, makes weights of the scores at once. To keep the terms of all heads in between would
-// take 16 bytes a position: with 4, the key of the choice alone, two blocks fit on a multiprocessor, and one of them
-// reads while the other computes or waits.
+// Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one makes weights of the
+// scores at once. To keep the terms of all heads in between would take 16 bytes a position; only the products of those
+// tiles are kept that are still at hand, in the place of their keys.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"
