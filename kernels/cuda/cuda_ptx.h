@@ -66,6 +66,9 @@ __device__ inline uint4 LoadShared16(uint32_t address) {
                : "memory");
   return v;
 }
+__device__ inline void StoreShared16(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 __device__ inline void CpAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void CpAsyncWait() {

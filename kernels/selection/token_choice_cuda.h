@@ -100,18 +100,6 @@ struct TokenChoice {
     atomicAdd(&s.counts[0].fine[bins(key)], 1u);
   }
 
-  // The same in two halves, for keys that may nearly all be in the last bin: counts the key unless it belongs there,
-  // and returns 1 if it does. CountLast is called by all threads of a warp with the sum over its lanes.
-  static __device__ __forceinline__ uint32_t CountButLast(Smem& s, const ChoiceBins& bins, uint32_t key) {
-    const uint32_t bin = bins(key);
-    if (bin == ChoiceBins::kLast) return 1;
-    atomicAdd(&s.counts[0].fine[bin], 1u);
-    return 0;
-  }
-  static __device__ __forceinline__ void CountLast(Smem& s, uint32_t of_warp) {
-    if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(&s.counts[0].fine[ChoiceBins::kLast], of_warp);
-  }
-
   // Chooses k items of the cluster; calls emit(i, place), place in [0, k), for the chosen items i of this block. key(i)
   // is the key of item i of this block's [0, num_items). masks(tile) gives four words, 16-byte aligned, for the
   // marks of items [64 tile, 64 tile + 64); they may overlay those items' keys. first is the index of item 0 in the
@@ -145,28 +133,18 @@ struct TokenChoice {
       }
     };
 
-    Cutoff cut = Find(s, rank, k, 0);
-    uint32_t before = cut.before;  // items chosen in earlier blocks
-    uint32_t lowest = bins.Lowest(cut.bin), highest = bins.Highest(cut.bin);
-#pragma unroll 1
-    for (int level = 1; cut.left < cut.num && cut.num > kCandidates && lowest < highest; ++level) {
-      auto& counts = s.counts[level % 2];
-      if (level > 1) ClearCounts(counts);  // level 1 finds it clear
-      __syncthreads();
-      bins = BinsOf(lowest, highest);
+    const Range range = FindRange(s, rank, k, bins, [&](const auto& count) {
       for_each_tile([&](int tile, const uint32_t(&x)[2]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          if (x[n] >= lowest && x[n] <= highest && tile * kTile + 32 * n + lane < num_items)
-            atomicAdd(&counts.fine[bins(x[n])], 1u);
+          if (tile * kTile + 32 * n + lane < num_items) count(x[n]);
         }
       });
-      cut = Find(s, rank, cut.left, level % 2);
-      before += cut.before;
-      highest = min(highest, bins.Highest(cut.bin));
-      lowest = max(lowest, bins.Lowest(cut.bin));
-    }
-    const bool ranked = cut.left < cut.num && cut.num <= kCandidates;
+    });
+    const Cutoff& cut = range.cut;
+    const uint32_t lowest = range.lowest, highest = range.highest;
+    const bool ranked = range.ranked();
+    uint32_t before = range.before;  // items chosen in earlier blocks
 
     uint32_t num_above = 0, num_equal = 0;  // this warp's items above the cutoff's bin, and in it
     for_each_tile([&](int tile, const uint32_t(&x)[2]) {
@@ -177,7 +155,7 @@ struct TokenChoice {
       for (int n = 0; n < 2; ++n) {
         if (ranked && marks.equal[n] >> lane & 1)  // in any order
           s.candidates[cut.start + atomicAdd(&s.num_mine, 1u)] =
-              static_cast<uint64_t>(x[n]) << 32 | ~(first + static_cast<uint32_t>(tile * kTile + 32 * n + lane));
+              Candidate(x[n], first + static_cast<uint32_t>(tile * kTile + 32 * n + lane));
       }
       __syncwarp();  // the keys that may lie there have been read
       if (lane == 0)
@@ -187,12 +165,7 @@ struct TokenChoice {
     __syncthreads();
     uint32_t quota = 0;  // how many of this warp's items in the cutoff's bin are chosen: the first ones
     if (ranked) {
-      if constexpr (kBlocks > 1) {
-        for (int i = t; i < static_cast<int>(cut.mine) * kBlocks; i += kThreads) {
-          uint64_t* at = &s.candidates[cut.start + static_cast<uint32_t>(i / kBlocks)];
-          if (i % kBlocks != rank) C::Store(at, i % kBlocks, *at);
-        }
-      }
+      SendCandidates(s, rank, cut);
       C::Sync();
       Rank(s, cut, [&](uint32_t index) {
         const auto i = static_cast<int>(index - first);
@@ -202,12 +175,7 @@ struct TokenChoice {
       before += s.before;
     } else {
       C::Arrive();  // this block no longer reads the others
-      before += min(cut.start, cut.left);
-      // The block takes what earlier blocks leave over, the warp what earlier warps leave over.
-      const uint32_t of_block = min(cut.left - min(cut.start, cut.left), cut.mine);
-      const uint32_t of_warps = __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_equal[lane] : 0);
-      quota = min(of_block - min(of_warps, of_block), num_equal);
-      before += min(of_warps, of_block);
+      quota = Quota(s, cut, num_equal, before);
     }
     before += __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_above[lane] + s.warp_taken[lane] : 0);
 #pragma unroll 1
@@ -218,23 +186,85 @@ struct TokenChoice {
         taken = masks(word / 2)[word % 2];
         if (quota > 0) equal = masks(word / 2)[2 + word % 2];
       }
-      if (quota > 0) {
-        const auto num = static_cast<uint32_t>(__popc(equal));
-        const uint32_t through = InclusiveSum(num), rest = quota - min(through - num, quota);
-        while (static_cast<uint32_t>(__popc(equal)) > rest) equal ^= 0x80000000u >> __clz(static_cast<int>(equal));
-        taken |= equal;
-        quota -= min(__shfl_sync(0xffffffffu, through, 31), quota);
-      }
-      const auto num = static_cast<uint32_t>(__popc(taken));
-      const uint32_t through = InclusiveSum(num);
-      for (uint32_t place = before + through - num; taken != 0; taken &= taken - 1)
-        emit(word * 32 + __ffs(static_cast<int>(taken)) - 1, static_cast<int>(place++));
-      before += __shfl_sync(0xffffffffu, through, 31);
+      EmitWord(taken, equal, quota, before, [&](int bit, int place) { emit(word * 32 + bit, place); });
     }
     if (!ranked) C::Wait();
   }
 
- private:
+ protected:
+  // The keys of the cutoff's bin, after so many rounds that its items can be ranked or are all equal.
+  struct Range {
+    Cutoff cut;
+    uint32_t before;           // larger items of earlier blocks
+    uint32_t lowest, highest;  // keys
+    __device__ __forceinline__ bool ranked() const { return cut.left < cut.num && cut.num <= kCandidates; }
+  };
+  // each(count) calls count(key) for each key of the block. All threads.
+  template <typename Each>
+  static __device__ __forceinline__ Range FindRange(Smem& s, int rank, uint32_t k, ChoiceBins bins, const Each& each) {
+    Range r;
+    r.cut = Find(s, rank, k, 0);
+    r.before = r.cut.before;
+    r.lowest = bins.Lowest(r.cut.bin), r.highest = bins.Highest(r.cut.bin);
+#pragma unroll 1
+    for (int level = 1; r.cut.left < r.cut.num && r.cut.num > kCandidates && r.lowest < r.highest; ++level) {
+      auto& counts = s.counts[level % 2];
+      if (level > 1) ClearCounts(counts);  // level 1 finds it clear
+      __syncthreads();
+      bins = BinsOf(r.lowest, r.highest);
+      each([&](uint32_t key) {
+        if (key >= r.lowest && key <= r.highest) atomicAdd(&counts.fine[bins(key)], 1u);
+      });
+      r.cut = Find(s, rank, r.cut.left, level % 2);
+      r.before += r.cut.before;
+      r.highest = min(r.highest, bins.Highest(r.cut.bin));
+      r.lowest = max(r.lowest, bins.Lowest(r.cut.bin));
+    }
+    return r;
+  }
+  // Sends this block's candidates to the others.
+  static __device__ __forceinline__ void SendCandidates(Smem& s, int rank, const Cutoff& cut) {
+    if constexpr (kBlocks > 1) {
+      for (int i = threadIdx.x; i < static_cast<int>(cut.mine) * kBlocks; i += kThreads) {
+        uint64_t* at = &s.candidates[cut.start + static_cast<uint32_t>(i / kBlocks)];
+        if (i % kBlocks != rank) C::Store(at, i % kBlocks, *at);
+      }
+    }
+  }
+  static __device__ __forceinline__ uint64_t Candidate(uint32_t key, uint32_t index) {
+    return static_cast<uint64_t>(key) << 32 | ~index;
+  }
+  // Without ranking: how many of a warp's items in the cutoff's bin are chosen, the first ones; before: those of
+  // earlier blocks and warps are added.
+  static __device__ __forceinline__ uint32_t Quota(const Smem& s, const Cutoff& cut, uint32_t num_equal,
+                                                   uint32_t& before) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    before += min(cut.start, cut.left);
+    // The block takes what earlier blocks leave over, the warp what earlier warps leave over.
+    const uint32_t of_block = min(cut.left - min(cut.start, cut.left), cut.mine);
+    const uint32_t of_warps = __reduce_add_sync(0xffffffffu, lane < warp ? s.warp_equal[lane] : 0);
+    before += min(of_warps, of_block);
+    return min(of_block - min(of_warps, of_block), num_equal);
+  }
+  // Items of one word per lane: bits `taken`, and the first `quota` of those in `equal`. Calls emit(bit, place) for
+  // them in order, from place `before` on; both are brought behind them.
+  template <typename Emit>
+  static __device__ __forceinline__ void EmitWord(uint32_t taken, uint32_t equal, uint32_t& quota, uint32_t& before,
+                                                  const Emit& emit) {
+    if (quota > 0) {
+      const auto num = static_cast<uint32_t>(__popc(equal));
+      const uint32_t through = InclusiveSum(num), rest = quota - min(through - num, quota);
+      while (static_cast<uint32_t>(__popc(equal)) > rest) equal ^= 0x80000000u >> __clz(static_cast<int>(equal));
+      taken |= equal;
+      quota -= min(__shfl_sync(0xffffffffu, through, 31), quota);
+    }
+    const auto num = static_cast<uint32_t>(__popc(taken));
+    const uint32_t through = InclusiveSum(num);
+    for (uint32_t place = before + through - num; taken != 0; taken &= taken - 1)
+      emit(__ffs(static_cast<int>(taken)) - 1, static_cast<int>(place++));
+    before += __shfl_sync(0xffffffffu, through, 31);
+  }
+
   // Bits of a tile's items.
   struct Marks {
     uint32_t above[2], equal[2];  // larger than `highest`; in [lowest, highest]

@@ -18,7 +18,23 @@ struct GivenRows {
   float scale;         // sm_scale · log2(e)
   __nv_bfloat16* out;  // [group, kDim]
   float* lse;          // [group] or null
+
+  __device__ __forceinline__ void Write(int64_t element, float value, bool first_of_head, int head, float log) const {
+    out[element] = __float2bfloat16_rn(value);
+    if (first_of_head && lse != nullptr) lse[head] = log * kLn2;
+  }
 };
+
+// K and V of a row, from memory to the second-level cache.
+template <typename Pages>
+__device__ __forceinline__ void PrefetchRow(const std::byte* pool, int32_t page, int32_t slot) {
+  const std::byte* row = pool + int64_t{page} * 2 * Pages::kHalfBytes + slot * Pages::kRowBytes;
+#pragma unroll
+  for (int line = 0; line < (Pages::kRowBytes + 127) / 128; ++line) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + Pages::kHalfBytes));
+  }
+}
 
 // Called by all threads of a cluster whose blocks have all started. The bits of the result depend on the rows and their
 // order alone: not on kBlocks or kThreads.
@@ -28,13 +44,7 @@ __device__ __forceinline__ void AttendRows(const GivenRows& x, int rank, Results
   constexpr int kOwn = kParts / kBlocks, kDim = Pages::kDim;
   // All rows are asked for at once: registers would hold a few of them.
   for (int32_t i = threadIdx.x; i < x.here; i += kThreads) {
-    const int32_t page = x.rows[i] / (2 * kPageTokens), slot = x.rows[i] % (2 * kPageTokens);
-    const std::byte* row = x.pool + int64_t{page} * 2 * Pages::kHalfBytes + slot * Pages::kRowBytes;
-#pragma unroll
-    for (int line = 0; line < (Pages::kRowBytes + 127) / 128; ++line) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line));
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + 128 * line + Pages::kHalfBytes));
-    }
+    PrefetchRow<Pages>(x.pool, x.rows[i] / (2 * kPageTokens), x.rows[i] % (2 * kPageTokens));
   }
   typename Pages::Softmax softmax(x.scale);
   softmax.TakeQueries(x.q, x.group);
@@ -47,11 +57,9 @@ __device__ __forceinline__ void AttendRows(const GivenRows& x, int rank, Results
     softmax.Store(results, part);
   }
   __syncthreads();
-  AddParts<kBlocks, kHeads, kDim, kThreads>(results, theirs, rank, x.group,
-                                            [&](int head, int dim, float value, float lse) {
-                                              x.out[head * kDim + dim] = __float2bfloat16_rn(value);
-                                              if (dim == 0 && x.lse != nullptr) x.lse[head] = lse * kLn2;
-                                            });
+  AddParts<kBlocks, kHeads, kDim, kThreads>(
+      results, theirs, rank, x.group,
+      [&](int head, int dim, float value, float lse) { x.Write(head * kDim + dim, value, dim == 0, head, lse); });
 }
 
 }  // namespace spl::kernels::cuda::listed_rows

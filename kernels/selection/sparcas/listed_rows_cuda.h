@@ -33,9 +33,14 @@ template <int kBlocks, int kHeads, int kDim>
 struct Results {
   static constexpr int kNumHeads = kHeads, kOwn = kParts / kBlocks;  // parts of a block
   static constexpr int kStride = kDim + 8;                           // floats; keeps the four lanes of a quad apart
-  float out[kOwn][kHeads][kStride];                                  // one for each part
-  float2 max_sum[kOwn][kHeads];                                      // maximum, rounded up, and sum of rounded weights
-  float exact[kOwn][kHeads];                                         // sum of weights
+  float outs[kOwn][kHeads][kStride];                                 // one for each part
+  float2 max_sums[kOwn][kHeads];                                     // maximum, rounded up, and sum of rounded weights
+  float exact_sums[kOwn][kHeads];                                    // sum of weights
+
+  static constexpr int kNum = kOwn;
+  __device__ __forceinline__ float out(int i, int head, int dim) const { return outs[i][head][dim]; }
+  __device__ __forceinline__ float2 max_sum(int i, int head) const { return max_sums[i][head]; }
+  __device__ __forceinline__ float exact(int i, int head) const { return exact_sums[i][head]; }
 };
 // The same of each block of the cluster, told by it. Must lie where the block keeps nothing else: others are faster.
 template <int kBlocks, int kHeads, int kDim>
@@ -71,10 +76,10 @@ class PartSums {
       const float sum = OverRows(sum_[h]), exact = OverRows(exact_[h]);
       const int head = 2 * c_ + h;
       if (head >= ResultsT::kNumHeads) continue;
-      if (g_ == 0) r.max_sum[part][head] = float2{max_[h], sum}, r.exact[part][head] = exact;
+      if (g_ == 0) r.max_sums[part][head] = float2{max_[h], sum}, r.exact_sums[part][head] = exact;
 #pragma unroll
       for (int t = 0; t < kDim / 16; ++t)
-        *reinterpret_cast<float2*>(&r.out[part][head][dim(t)]) = float2{o_[t][h], o_[t][2 + h]};
+        *reinterpret_cast<float2*>(&r.outs[part][head][dim(t)]) = float2{o_[t][h], o_[t][2 + h]};
     }
   }
   // Scores of rows g and g + 8 become weights of two heads, as pairs of bf16. Their sums are sums of rounded weights.
@@ -158,14 +163,8 @@ class WideSoftmax : public PartSums<kDim> {
         k[1][u] = __ldcg(second + 4 * u + c_);
       }
     }
-    float s[2][4] = {};  // two chains of products
-#pragma unroll
-    for (int u = 0; u < kDim / 32; ++u) {
-      const uint32_t a[4] = {k[0][u].x, k[1][u].x, k[0][u].y, k[1][u].y};
-      const uint32_t b[4] = {k[0][u].z, k[1][u].z, k[0][u].w, k[1][u].w};
-      Mma16816(s[0], a, q_[2 * u][0], q_[2 * u][1]);
-      Mma16816(s[1], b, q_[2 * u + 1][0], q_[2 * u + 1][1]);
-    }
+    float s[4];
+    Score(k, s);
     constexpr int64_t kValues = int64_t{kPageTokens} * kDim / 8;  // 16-byte pieces from K to V
     uint4 v[4][kDim / 64];
 #pragma unroll
@@ -174,10 +173,8 @@ class WideSoftmax : public PartSums<kDim> {
 #pragma unroll
       for (int u = 0; u < kDim / 64; ++u) v[i][u] = __ldcg(row + 8 * u + g_);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[0][i] += s[1][i];
     uint32_t first, second;
-    this->WeighRows(s[0], count, first, second);
+    this->WeighRows(s, count, first, second);
     const uint32_t w0 = TransposeMatrix(first), w1 = TransposeMatrix(second);
 #pragma unroll
     for (int t = 0; t < kDim / 16; ++t) {
@@ -194,6 +191,21 @@ class WideSoftmax : public PartSums<kDim> {
   template <typename ResultsT>
   __device__ __forceinline__ void Store(ResultsT& r, int part) const {
     Base::Store(r, part, [this](int t) { return 64 * (t / 4) + 8 * g_ + 2 * (t % 4); });
+  }
+
+ protected:
+  // k: of rows g and g + 8, the c-th 16 bytes of every 64; s: products with two heads, as the mma leaves them.
+  __device__ __forceinline__ void Score(const uint4 (&k)[2][kDim / 32], float (&s)[4]) const {
+    float chains[2][4] = {};
+#pragma unroll
+    for (int u = 0; u < kDim / 32; ++u) {
+      const uint32_t a[4] = {k[0][u].x, k[1][u].x, k[0][u].y, k[1][u].y};
+      const uint32_t b[4] = {k[0][u].z, k[1][u].z, k[0][u].w, k[1][u].w};
+      Mma16816(chains[0], a, q_[2 * u][0], q_[2 * u][1]);
+      Mma16816(chains[1], b, q_[2 * u + 1][0], q_[2 * u + 1][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = chains[0][i] + chains[1][i];
   }
 };
 
@@ -315,29 +327,28 @@ __device__ __forceinline__ auto TreeSum(const F& f, int first = 0) {
   }
 }
 
-// Adds up all parts of the cluster, of which each block has stored its own: write(head, dim, value, lse) for this
-// block's share of the elements; lse in powers of two. Called by all threads behind a barrier of the block. A block may
-// end when it returns.
-template <int kBlocks, int kHeads, int kDim, int kThreads, typename Write>
-__device__ __forceinline__ void AddParts(const Results<kBlocks, kHeads, kDim>& r,
-                                         TheirResults<kBlocks, kHeads, kDim>& theirs, int rank, int group,
-                                         const Write& write) {
+// Adds up all parts of the cluster, of which each block has stored its own, or sums of neighbouring ones: Results or
+// StagedResults. write(head, dim, value, lse) for this block's share of the elements; lse in powers of two. Called by
+// all threads behind a barrier of the block. A block may end when it returns.
+template <int kBlocks, int kHeads, int kDim, int kThreads, typename ResultsT, typename Write>
+__device__ __forceinline__ void AddParts(const ResultsT& r, TheirResults<kBlocks, kHeads, kDim>& theirs, int rank,
+                                         int group, const Write& write) {
   using C = Cluster<kBlocks>;
-  constexpr int kOwn = kParts / kBlocks, kShare = kHeads * kDim / kBlocks;
+  constexpr int kOwn = ResultsT::kNum, kShare = kHeads * kDim / kBlocks;
   const int t = static_cast<int>(threadIdx.x);
   for (int e = t; e < kHeads * kDim; e += kThreads) {
     const int head = e / kDim, dim = e % kDim;
     if (head >= group) break;
     float max = kNothing;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) max = fmaxf(max, r.max_sum[i][head].x);
-    const float x = TreeSum<kOwn>([&](int i) { return r.out[i][head][dim] * Exp2(r.max_sum[i][head].x - max); });
+    for (int i = 0; i < kOwn; ++i) max = fmaxf(max, r.max_sum(i, head).x);
+    const float x = TreeSum<kOwn>([&](int i) { return r.out(i, head, dim) * Exp2(r.max_sum(i, head).x - max); });
     C::Store(reinterpret_cast<uint32_t*>(&theirs.share[rank][e % kShare]), e / kShare, __float_as_uint(x));
     if (dim < kBlocks) {
-      const float sum = TreeSum<kOwn>([&](int i) { return r.max_sum[i][head].y * Exp2(r.max_sum[i][head].x - max); });
+      const float sum = TreeSum<kOwn>([&](int i) { return r.max_sum(i, head).y * Exp2(r.max_sum(i, head).x - max); });
       const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
       C::Store(reinterpret_cast<uint64_t*>(&theirs.of_block[rank][head]), dim, both);
-      const float exact = TreeSum<kOwn>([&](int i) { return r.exact[i][head] * Exp2(r.max_sum[i][head].x - max); });
+      const float exact = TreeSum<kOwn>([&](int i) { return r.exact(i, head) * Exp2(r.max_sum(i, head).x - max); });
       C::Store(reinterpret_cast<uint32_t*>(&theirs.exact[rank][head]), dim, __float_as_uint(exact));
     }
   }

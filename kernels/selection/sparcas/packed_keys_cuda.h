@@ -18,21 +18,34 @@ namespace spl::kernels::cuda::packed_keys {
 inline constexpr int kTile = kPageTokens;
 static_assert(kPackedDims == 32 && kTile == 64);
 
-// c[16x8] += a[16x32] b[32x8], of unsigned and signed bytes.
-__device__ __forceinline__ void Mma16832(int32_t (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+// d[16x8] = c[16x8] + a[16x32] b[32x8], of unsigned and signed bytes.
+__device__ __forceinline__ void Mma16832(uint32_t (&d)[4], const uint4& a, const uint32_t (&b)[2],
+                                         const uint32_t (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+// The same with a left operand whose bytes are all `a`, signed.
+__device__ __forceinline__ void MmaOfOne(uint32_t (&d)[4], uint32_t a, const uint32_t (&b)[2], const uint32_t (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%6}, {%7,%8,%9,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 __device__ __forceinline__ float LowOf(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float HighOf(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-// PackedKeys::QueryFactor.
-__device__ __forceinline__ float QueryFactor(float q_largest, float s_largest) {
-  const int exponent = static_cast<int>(__float_as_uint(q_largest * s_largest) >> 23 & 255);
-  return __uint_as_float(static_cast<uint32_t>(min(max(267 - exponent, 1), 253)) << 23);
+// PackedKeys::QueryFactor as its bits are: a power of two, whose exponent falls as that of the product rises.
+struct QueryFactor {
+  uint32_t product;  // the exponent of q_largest s_largest, in its place
+  __device__ __forceinline__ QueryFactor(float q_largest, float s_largest) {
+    product = max(__float_as_uint(q_largest * s_largest) & 0x7f800000u, 14u << 23);
+  }
+  __device__ __forceinline__ float factor() const { return __uint_as_float((267u << 23) - product); }
+  __device__ __forceinline__ float inverse() const { return __uint_as_float(product - (13u << 23)); }
+};
+
+__device__ __forceinline__ float LargestScale(uint32_t tile) {
+  return __uint_as_float(LoadShared4(tile + kPackedLargestAt));
 }
-// 1 / x of a power of two in [2^-126, 2^126].
-__device__ __forceinline__ float Inverse(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
 
 // A lane's words of a tile in shared memory.
 struct TileWords {
@@ -45,7 +58,7 @@ struct TileWords {
     keys[0] = LoadShared16(tile + lane * 16);
     keys[1] = LoadShared16(tile + 512 + lane * 16);
     scales = LoadShared16(tile + kPackedScalesAt + lane % 4 * 16);
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(largest_scale) : "r"(tile + kPackedLargestAt) : "memory");
+    largest_scale = LargestScale(tile);
   }
 };
 
@@ -59,8 +72,9 @@ class TileRing {
   static constexpr int kBarrierBytes = 8 * kMaxStages;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
-  // barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the barriers are,
-  // also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its place.
+  // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the
+  // barriers are, also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its
+  // place.
   __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
       : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
     if (static_cast<int>(threadIdx.x) % 32 < stages) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
@@ -68,47 +82,48 @@ class TileRing {
     __syncwarp();
   }
   __device__ __forceinline__ int stages() const { return stages_; }
-  // The next tile goes to the next stage, which no lane reads any more.
-  __device__ __forceinline__ void Load(const std::byte* tile) {
-    Fetch(tile);
-    load_ = load_ + 1 == stages_ ? 0 : load_ + 1;
-    ++num_loaded_;
+  // Tiles n and, if num is 2, n + 1 go to the next stages, which no lane reads any more. Lane i % 32 knows where tile i
+  // is.
+  __device__ __forceinline__ void Load(int n, int num, const std::byte* tile) {
+    const int which = static_cast<int>(threadIdx.x - n) & 31, stage = load_ + which;
+    if (which < num) Fetch(stage >= stages_ ? stage - stages_ : stage, tile);
+    load_ = load_ + num >= stages_ ? load_ + num - stages_ : load_ + num;
   }
-  // The next tile in order, once it is there.
-  __device__ __forceinline__ TileWords Take() {
+  // Where the next tile in order is, once it is there.
+  __device__ __forceinline__ uint32_t Take() {
     Wait();
-    const TileWords words(tiles_ + take_ * kPackedTileBytes);
+    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
     take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
-    return words;
+    return tile;
   }
-  // Once all loaded tiles have been taken: TakeBack gives them from the last one to the first, if LoadBack is called
-  // behind each with the tile that is num_resident() before it, as long as there is one.
-  __device__ __forceinline__ void TurnBack() {
+  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first,
+  // if LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
+  __device__ __forceinline__ void TurnBack(int num_tiles) {
     take_ = load_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    num_resident_ = min(num_loaded_, stages_);
+    num_resident_ = min(num_tiles, stages_);
   }
-  __device__ __forceinline__ int num_resident() const { return min(num_loaded_, stages_); }
-  __device__ __forceinline__ void LoadBack(const std::byte* tile) {
-    Fetch(tile);
-    load_ = load_ == 0 ? stages_ - 1 : load_ - 1;
+  // Tiles n and, if num is 2, n - 1; as Load.
+  __device__ __forceinline__ void LoadBack(int n, int num, const std::byte* tile) {
+    const int which = static_cast<int>(n - threadIdx.x) & 31, stage = load_ - which;
+    if (which < num) Fetch(stage < 0 ? stage + stages_ : stage, tile);
+    load_ = load_ - num < 0 ? load_ - num + stages_ : load_ - num;
   }
-  __device__ __forceinline__ TileWords TakeBack() {
+  __device__ __forceinline__ uint32_t TakeBack() {
     if (num_resident_ > 0) {
-      --num_resident_;
+      --num_resident_;  // not read anew
     } else {
       Wait();
     }
-    const TileWords words(tiles_ + take_ * kPackedTileBytes);
+    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
     take_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    return words;
+    return tile;
   }
 
  private:
-  __device__ __forceinline__ void Fetch(const std::byte* tile) {
-    if (threadIdx.x % 32 != 0) return;
-    const uint32_t bar = barriers_ + 8 * load_;
+  __device__ __forceinline__ void Fetch(int stage, const std::byte* tile) {
+    const uint32_t bar = barriers_ + 8 * stage;
     MbarrierArriveExpect(bar, kPackedTileBytes);
-    BulkLoad(tiles_ + load_ * kPackedTileBytes, tile, kPackedTileBytes, bar);
+    BulkLoad(tiles_ + stage * kPackedTileBytes, tile, kPackedTileBytes, bar);
   }
   __device__ __forceinline__ void Wait() {
     MbarrierWait(barriers_ + 8 * take_, parities_ >> take_ & 1);
@@ -117,27 +132,35 @@ class TileRing {
 
   const int stages_;
   const uint32_t barriers_, tiles_;
-  int load_ = 0, take_ = 0, num_loaded_ = 0, num_resident_ = 0;
+  int load_ = 0, take_ = 0, num_resident_ = 0;
   uint32_t parities_ = 0;  // parity of each stage's next load
 };
 
-// Products of a warp's tile with the query heads of a stream. kWide: up to 8 heads, one a column of the mma. Otherwise
-// up to 4, whose high bytes are columns 0 to 3 and whose low bytes are columns 4 to 7; a lane then ends with the
-// products of A (c < 2) or of B.
+// Products of a warp's tile with the query heads of a stream. kWide: up to 8 heads, one a column of the mma, which is
+// taken twice, with their high and their low bytes. Otherwise up to 4, whose high bytes are the even columns and whose
+// low bytes are the odd ones, so that a lane has both of its head.
+//
+// Integer operations are the scarce ones: a multiprocessor makes half as many of them in a cycle as of floats. So
+// results are never converted: the mma begins from 1.5 2^23, and what it adds is then the mantissa of a float.
 template <bool kWide>
 class Products {
  public:
-  static constexpr int kParts = kWide ? 4 : 2;
-  // A lane has products [part][row][head] of position Position(part, row) and heads first_head(), first_head() + 1, in
+  static constexpr int kParts = 4, kLaneHeads = kWide ? 2 : 1;
+  static constexpr bool kKept = !kWide;  // as many bytes as a lane's keys: they fit in their place
+  // A lane has products [part][row][head] of position Position(part, row) and heads first_head() and following, in
   // units of 1 / QueryFactor.
-  using Results = float[kParts][2][2];
+  using Results = float[kParts][2][kLaneHeads];
 
-  __device__ __forceinline__ Products() : g_(static_cast<int>(threadIdx.x) % 32 / 4), c_(threadIdx.x % 4) {}
+  __device__ __forceinline__ Products()
+      : g_(static_cast<int>(threadIdx.x) % 32 / 4),
+        c_(threadIdx.x % 4),
+        rounding_(kWide || g_ % 2 == 0 ? kMagic + 128 : kMagic),
+        pick_(kWide || g_ % 2 == 0 ? kPickHigh : kPickLow) {}
 
   // q [group, head_dim] bf16; dims [32]. scale: of the softmax. All lanes.
   __device__ __forceinline__ void TakeQueries(const unsigned short* q, const int32_t* dims, int group, int head_dim,
                                               float scale) {
-    const int head = kWide ? g_ : g_ % 4;
+    const int head = kWide ? g_ : g_ / 2;
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -148,100 +171,119 @@ class Products {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     q_largest_ = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
 #pragma unroll
-    for (int h = 0; h < 2; ++h) of_head_[h] = __shfl_sync(0xffffffffu, q_largest_, 4 * (first_head() + h));
+    for (int h = 0; h < kLaneHeads; ++h) of_head_[h] = __shfl_sync(0xffffffffu, q_largest_, 8 * c_ + 4 * h);
     scale_ = scale;
   }
-  __device__ __forceinline__ int first_head() const { return kWide ? 2 * c_ : 2 * (c_ & 1); }
-  __device__ __forceinline__ int Position(int part, int row) const {
-    return kWide ? 16 * part + 8 * row + g_ : 32 * part + 16 * (c_ >> 1) + 8 * row + g_;
-  }
+  __device__ __forceinline__ int first_head() const { return kLaneHeads * c_; }
+  __device__ __forceinline__ int Position(int part, int row) const { return 16 * part + 8 * row + g_; }
 
-  // units: what a product must be multiplied by to be a score, for each of the lane's heads.
-  __device__ __forceinline__ void Multiply(const TileWords& tile, Results& x, float (&units)[2]) const {
+  // The factors that make scores of a tile's products, for each of the lane's heads.
+  __device__ __forceinline__ void Units(float largest_scale, float (&units)[kLaneHeads]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) units[h] = Inverse(QueryFactor(of_head_[h], tile.largest_scale)) * scale_;
-    const float factor = QueryFactor(q_largest_, tile.largest_scale);
+    for (int h = 0; h < kLaneHeads; ++h) units[h] = QueryFactor(of_head_[h], largest_scale).inverse() * scale_;
+  }
+  __device__ __forceinline__ void Multiply(const TileWords& tile, Results& x) const {
+    const float factor = QueryFactor(q_largest_, tile.largest_scale).factor();
     const uint32_t scales[4] = {tile.scales.x, tile.scales.y, tile.scales.z, tile.scales.w};
-    uint32_t rounded[8];  // the integer in the low bits of 1.5 2^23 + Q
+    uint32_t rounded[8];  // Q, or Q + 128 where its high byte is wanted, in the low bits
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float s = i % 2 == 0 ? LowOf(scales[i / 2]) : HighOf(scales[i / 2]);
-      rounded[i] = __float_as_uint(fmaf(q_[i] * s, factor, kMagic));
+      rounded[i] = __float_as_uint(fmaf(q_[i] * s, factor, rounding_));
     }
-    const uint4 eights = {0x08080808u, 0x08080808u, 0x08080808u, 0x08080808u};
     if constexpr (kWide) {
       uint32_t high[2], low[2];
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        low[b] = Bytes<0>(&rounded[4 * b], 0);
-        high[b] = Bytes<1>(&rounded[4 * b], 128);
+        high[b] = Bytes(&rounded[4 * b], kPickHigh);
+        low[b] = Bytes(&rounded[4 * b], kPickLow) ^ 0x80808080u;
       }
-      int32_t eight_high[4] = {}, eight_low[4] = {};
-      Mma16832(eight_high, eights, high[0], high[1]);
-      Mma16832(eight_low, eights, low[0], low[1]);
+      const Starts of_high(high), of_low(low);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 upper = Upper(tile.keys[r]);
-        int32_t all[2][4] = {}, of_b[2][4] = {};
-        Mma16832(all[0], tile.keys[r], high[0], high[1]);
-        Mma16832(all[1], tile.keys[r], low[0], low[1]);
-        Mma16832(of_b[0], upper, high[0], high[1]);
-        Mma16832(of_b[1], upper, low[0], low[1]);
+        const Sums high_sums(tile.keys[r], high, of_high), low_sums(tile.keys[r], low, of_low);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int32_t eight = 256 * eight_high[i] + eight_low[i];
-          const int32_t m = 256 * of_b[0][i] + of_b[1][i], f = 256 * all[0][i] + all[1][i];
-          x[2 * r][i / 2][i % 2] = ToFloat(f - m - eight);
-          x[2 * r + 1][i / 2][i % 2] = ToFloat((m >> 4) - eight);
+          x[2 * r][i / 2][i % 2] = high_sums.OfA(low_sums, i, i);
+          x[2 * r + 1][i / 2][i % 2] = high_sums.OfB(low_sums, i, i);
         }
       }
     } else {
-      // Columns below 4 take the high bytes, the others the low ones.
-      const bool low = g_ >= 4;
-      uint32_t q[2];
-#pragma unroll
-      for (int b = 0; b < 2; ++b) q[b] = low ? Bytes<0>(&rounded[4 * b], 0) : Bytes<1>(&rounded[4 * b], 128);
-      int32_t eight[4] = {};
-      Mma16832(eight, eights, q[0], q[1]);
+      const uint32_t q[2] = {Bytes(&rounded[0], pick_), Bytes(&rounded[4], pick_)};
+      const Starts starts(q);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        int32_t all[4] = {}, of_b[4] = {};
-        Mma16832(all, tile.keys[r], q[0], q[1]);
-        Mma16832(of_b, Upper(tile.keys[r]), q[0], q[1]);
+        const Sums sums(tile.keys[r], q, starts);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int32_t b = (of_b[i] >> 4) - eight[i], a = all[i] - of_b[i] - eight[i];
-          // Lanes c < 2 have the high parts and end with A, the others have the low ones and end with B.
-          const int32_t other = __shfl_xor_sync(0xffffffffu, c_ < 2 ? b : a, 2);
-          x[r][i / 2][i % 2] = ToFloat(c_ < 2 ? 256 * a + other : 256 * other + b);
+        for (int i = 0; i < 2; ++i) {
+          x[2 * r][i][0] = sums.OfA(sums, 2 * i, 2 * i + 1);
+          x[2 * r + 1][i][0] = sums.OfB(sums, 2 * i, 2 * i + 1);
         }
       }
     }
   }
 
+  // The products take the place of the keys that this lane has read from the tile.
+  static __device__ __forceinline__ void Keep(uint32_t tile, const Results& x) {
+    const uint32_t at = tile + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      StoreShared16(at + r * 512, __float_as_uint(x[2 * r][0][0]), __float_as_uint(x[2 * r][1][0]),
+                    __float_as_uint(x[2 * r + 1][0][0]), __float_as_uint(x[2 * r + 1][1][0]));
+  }
+  static __device__ __forceinline__ void TakeKept(uint32_t tile, Results& x) {
+    const uint32_t at = tile + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint4 w = LoadShared16(at + r * 512);
+      x[2 * r][0][0] = __uint_as_float(w.x), x[2 * r][1][0] = __uint_as_float(w.y);
+      x[2 * r + 1][0][0] = __uint_as_float(w.z), x[2 * r + 1][1][0] = __uint_as_float(w.w);
+    }
+  }
+
  private:
-  static constexpr float kMagic = 12582912.0f;
+  static constexpr float kMagic = 12582912.0f;                      // 1.5 2^23
+  static constexpr uint32_t kMagicBits = 0x4b400000u;               // its bits
+  static constexpr uint32_t kPickLow = 0x0040, kPickHigh = 0x0051;  // bytes 0 and bytes 1 of two numbers
 
-  // Exact for |x| < 2^22, and faster than the conversion.
-  static __device__ __forceinline__ float ToFloat(int32_t x) {
-    return __uint_as_float(static_cast<uint32_t>(x + 0x4b400000)) - kMagic;
-  }
-
-  // Byte n of four numbers to which `more` is added.
-  template <int n>
-  static __device__ __forceinline__ uint32_t Bytes(const uint32_t* x, uint32_t more) {
-    constexpr uint32_t kPick = n == 0 ? 0x0040 : 0x0051;  // byte n of both
-    return __byte_perm(__byte_perm(x[0] + more, x[1] + more, kPick), __byte_perm(x[2] + more, x[3] + more, kPick),
-                       0x5410);
-  }
-  static __device__ __forceinline__ uint4 Upper(const uint4& x) {
-    constexpr uint32_t kUpper = 0xf0f0f0f0u;
-    return {x.x & kUpper, x.y & kUpper, x.z & kUpper, x.w & kUpper};
+  // The numbers from which a tile's products begin. Levels are kept as n + 8, so that 8 ΣQ is taken from those of A and
+  // 16 times as much from M; F has both.
+  struct Starts {
+    uint32_t m[4], f[4];
+    __device__ __forceinline__ explicit Starts(const uint32_t (&q)[2]) {
+      const uint32_t magic[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
+      MmaOfOne(m, 0x80808080u, q, magic);
+      MmaOfOne(f, 0xf8f8f8f8u, q, m);
+    }
+  };
+  // M and F of one half of a tile, less what Starts says, above kMagic.
+  struct Sums {
+    uint32_t m[4], f[4];
+    __device__ __forceinline__ Sums(const uint4& keys, const uint32_t (&q)[2], const Starts& starts) {
+      constexpr uint32_t kUpper = 0xf0f0f0f0u;
+      Mma16832(m, {keys.x & kUpper, keys.y & kUpper, keys.z & kUpper, keys.w & kUpper}, q, starts.m);
+      Mma16832(f, keys, q, starts.f);
+    }
+    // 256 times number `high` of these and number `low` of the others. No step rounds: the results have 23 bits.
+    __device__ __forceinline__ float OfA(const Sums& others, int high, int low) const {
+      return fmaf(F(high) - M(high), 256.0f, others.F(low) - others.M(low));
+    }
+    __device__ __forceinline__ float OfB(const Sums& others, int high, int low) const {
+      return fmaf(others.M(low), 0.0625f, fmaf(M(high), 16.0f, -16.0625f * kMagic));
+    }
+    __device__ __forceinline__ float M(int i) const { return __uint_as_float(m[i]); }
+    __device__ __forceinline__ float F(int i) const { return __uint_as_float(f[i]); }
+  };
+  // The picked byte of four numbers.
+  static __device__ __forceinline__ uint32_t Bytes(const uint32_t* x, uint32_t pick) {
+    return __byte_perm(__byte_perm(x[0], x[1], pick), __byte_perm(x[2], x[3], pick), 0x5410);
   }
 
   const int g_, c_;
+  const float rounding_;
+  const uint32_t pick_;
   float q_[8];
-  float q_largest_, of_head_[2];  // largest |q| of the head of the lane's column, and of its results'
+  float q_largest_, of_head_[kLaneHeads];  // largest |q| of the head of the lane's column, and of its results'
   float scale_;
 };
 

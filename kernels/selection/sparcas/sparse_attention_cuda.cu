@@ -1,15 +1,14 @@
 // One cluster of blocks per stream does all of a step: it scores the packed keys, chooses, deals the chosen rows evenly
 // among its blocks, and attends to them.
 //
-// Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one, which finds the
-// keys in the second-level cache, makes weights of the scores at once. To keep the terms of all heads in between would
-// take 16 bytes a position: with 4, the key of the choice alone, two blocks fit on a multiprocessor, and one of them
-// reads while the other computes or waits.
+// Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one makes weights of the
+// scores at once. To keep the terms of all heads in between would take 16 bytes a position; only the products of those
+// tiles are kept that are still at hand, in the place of their keys.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
-#include "kernels/selection/sparcas/sparse_stream_cuda.h"
+#include "kernels/selection/sparcas/stream_scores_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -28,10 +27,6 @@ __global__ void __launch_bounds__(kThreads, 1) SparseAttentionKernel(const __gri
   LetNextStart();
   const int rank = Cluster<kBlocks>::Rank();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
-  if (!p.selection.Selects(sequence, head)) {
-    WaitForPrevious();
-    return;
-  }
   StreamStep<kBlocks, kThreads, kWide, Pages>(p, sequence, head, rank, raw).Run();
 #endif
 }
@@ -40,10 +35,10 @@ struct Layout {
   int32_t block_tiles = 0, block_entries = 0, stages = 0;
   size_t smem_bytes = 0;
 };
-template <int kBlocks, bool kWide, int kDim>
+template <int kBlocks, bool kWide, typename Pages>
 Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
-  using SmemT = Smem<kBlocks, kThreads, HeadRows(kWide), kDim>;
-  using ResultsT = listed_rows::Results<kBlocks, HeadRows(kWide), kDim>;
+  using SmemT = Smem<kBlocks, kThreads, HeadRows(kWide), Pages::kDim>;
+  using ResultsT = ResultsOf<kBlocks, HeadRows(kWide), Pages>;
   static_assert(sizeof(SmemT) % 16 == 0);
   const int64_t tiles = (max_kv_len + kTile - 1) / kTile, unit = (tiles + kUnits - 1) / kUnits;
   Layout l;
@@ -55,9 +50,9 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
                         (l.block_tiles + 3) / 4 * 16 + keys + barriers;
   constexpr int64_t kStageBytes = int64_t{kWarps} * kPackedTileBytes;
   const int64_t of_warp = (kUnits / kBlocks + kWarps - 1) / kWarps * unit;  // tiles
-  l.stages = static_cast<int32_t>(
-      std::clamp<int64_t>((kMostSmem - fixed) / kStageBytes, kFewestStages,
-                          std::clamp<int64_t>(of_warp, kFewestStages, packed_keys::TileRing::kMaxStages)));
+  l.stages = static_cast<int32_t>(std::clamp<int64_t>(
+      (kMostSmem - fixed) / kStageBytes / 2 * 2, kFewestStages,
+      std::clamp<int64_t>((of_warp + 1) / 2 * 2, kFewestStages, packed_keys::TileRing::kMaxStages)));
   const int64_t reused = keys + kStageBytes * l.stages, results = sizeof(ResultsT);
   l.smem_bytes = static_cast<size_t>(fixed + kStageBytes * l.stages + std::max<int64_t>(results - reused, 0));
   return l;
@@ -65,7 +60,7 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
 
 template <int kBlocks, bool kWide, typename Pages>
 cudaError_t Launch(Params p, const SparseArgs& a, cudaStream_t stream) {
-  const Layout l = LayoutOf<kBlocks, kWide, Pages::kDim>(a.max_kv_len, a.lists.stride);
+  const Layout l = LayoutOf<kBlocks, kWide, Pages>(a.max_kv_len, a.lists.stride);
   p.block_tiles = l.block_tiles;
   p.block_entries = l.block_entries;
   p.stages = l.stages;
@@ -92,12 +87,18 @@ cudaError_t LaunchCluster(int cluster, const Params& p, const SparseArgs& a, cud
 }
 
 // Whether the keys, rows and results of a block fit into its shared memory.
+template <int kBlocks, typename Pages>
+bool FitsPages(bool wide, int64_t max_kv_len, int64_t list_stride) {
+  const Layout l = wide ? LayoutOf<kBlocks, true, Pages>(max_kv_len, list_stride)
+                        : LayoutOf<kBlocks, false, Pages>(max_kv_len, list_stride);
+  return static_cast<int64_t>(l.smem_bytes) <= kMostSmem;
+}
 template <int kBlocks>
 bool Fits(const SparseArgs& a) {
   const bool wide = a.heads.num_qo_heads / a.heads.num_kv_heads > 4;
-  const Layout l = wide ? LayoutOf<kBlocks, true, 128>(a.max_kv_len, a.lists.stride)
-                        : LayoutOf<kBlocks, false, 128>(a.max_kv_len, a.lists.stride);
-  return static_cast<int64_t>(l.smem_bytes) <= kMostSmem;
+  return a.batch.pool.dtype == DType::kE4M3
+             ? FitsPages<kBlocks, listed_rows::CodePages<128>>(wide, a.max_kv_len, a.lists.stride)
+             : FitsPages<kBlocks, listed_rows::WidePages<128>>(wide, a.max_kv_len, a.lists.stride);
 }
 
 // Few streams get as many warps as there are. A cluster must fit among the multiprocessors of one part of the chip, so
@@ -114,7 +115,8 @@ bool ServesSparseAttention(int capability, const AttentionHeads& heads, DType dt
   return capability == 90 && dtype == DType::kBF16 && (pool == DType::kBF16 || pool == DType::kE4M3) &&
          (heads.head_dim == 64 || heads.head_dim == 128) &&
          heads.num_qo_heads / heads.num_kv_heads <= kMaxSparseGroup &&
-         static_cast<int64_t>(LayoutOf<8, true, 128>(max_kv_len, kSelectBudgetMax).smem_bytes) <= kMostSmem;
+         FitsPages<8, listed_rows::CodePages<128>>(true, max_kv_len, kSelectBudgetMax) &&
+         FitsPages<8, listed_rows::WidePages<128>>(true, max_kv_len, kSelectBudgetMax);
 }
 
 cudaError_t SparseAttention(const SparseArgs& a, cudaStream_t stream, int cluster) {

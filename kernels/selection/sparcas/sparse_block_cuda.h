@@ -4,10 +4,12 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda_common.h"
+#include "kernels/selection/run_choice_cuda.h"
 #include "kernels/selection/sparcas/attend_rows_cuda.h"
 #include "kernels/selection/sparcas/compact_gather_cuda.h"
 #include "kernels/selection/sparcas/packed_keys_cuda.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
+#include "kernels/selection/sparcas/staged_rows_cuda.h"
 
 namespace spl::kernels::cuda::sparse_attention {
 
@@ -42,7 +44,8 @@ struct Params {
 
 template <int kBlocks, int kThreads, int kHeads, int kDim>
 struct alignas(16) Smem {
-  typename TokenChoice<kBlocks, kThreads>::Smem choice;
+  typename RunChoice<kBlocks, kThreads>::Smem choice;
+  typename RunChoice<kBlocks, kThreads>::Chosen picked;
   float2 heads[kMaxSparseGroup];                       // per head: maximum of the scores, 1 / sum of exponentials
   alignas(16) float2 units[kMaxSparseGroup * kUnits];  // [group, kUnits], of all blocks
   int32_t dims[select_tokens::kMaxDim];                // those of this step; see ChooseDims for the rest
@@ -50,11 +53,18 @@ struct alignas(16) Smem {
   float size[select_tokens::kMaxDim];
   uint32_t chosen[8], fresh[8], moved[8];
   int num_changed;
-  uint32_t num_listed;
   alignas(16) listed_rows::TheirResults<kBlocks, kHeads, kDim> theirs;
 };
 
 // Pages: listed_rows::WidePages or CodePages.
+template <typename Pages>
+inline constexpr bool kCodes = Pages::kRowBytes == Pages::kDim;
+
+// A block's results: rows of codes go straight to registers.
+template <int kBlocks, int kHeads, typename Pages>
+using ResultsOf = std::conditional_t<kCodes<Pages>, listed_rows::Results<kBlocks, kHeads, Pages::kDim>,
+                                     listed_rows::StagedResults<kBlocks, kHeads, Pages::kDim>>;
+
 template <typename Pages>
 __device__ __forceinline__ std::byte* PackedTile(const Params& p, const int32_t* pages, int32_t tile) {
   constexpr int64_t kPageBytes = 2 * Pages::kHalfBytes;
@@ -87,7 +97,7 @@ __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) 
     __syncthreads();
   }
   const int dim = s.dims[threadIdx.x % 32];
-  using Keys = std::conditional_t<Pages::kRowBytes == Pages::kDim, packed_keys::CodeKeys, packed_keys::WideKeys>;
+  using Keys = std::conditional_t<kCodes<Pages>, packed_keys::CodeKeys, packed_keys::WideKeys>;
   using Element = std::remove_pointer_t<decltype(Keys::keys)>;
   for (int32_t tile = x.from + static_cast<int32_t>(threadIdx.x) / 32; tile < x.to; tile += kThreads / 32) {
     const std::byte* half = x.host_pages == nullptr ? nullptr : x.host_pages[tile];
@@ -110,6 +120,7 @@ struct TileCursor {
     tile = begin;
   }
   __device__ __forceinline__ bool valid() const { return unit >= part.first_unit && unit < part.end_unit; }
+  __device__ __forceinline__ bool first_of_unit() const { return tile == begin; }
   __device__ __forceinline__ bool last_of_unit() const { return tile + 1 == end; }
   __device__ __forceinline__ void Advance() {
     if (++tile < end) return;
@@ -129,6 +140,39 @@ struct TileCursor {
     begin = unit * part.unit_tiles;
     end = min(begin + part.unit_tiles, part.num_tiles);
   }
+};
+
+// Where the packed keys of a warp's tiles are, counted as TileCursor meets them: lane i knows it of tiles i, i + 32,
+// .., 32 tiles at a time, so that no lookup stands between two of them.
+template <int kWarps, typename Pages>
+class TilePlaces {
+ public:
+  __device__ __forceinline__ TilePlaces(const Params& p, const int32_t* pages, const Part& part, int warp)
+      : p_(p), pages_(pages), first_unit_(part.first_unit + warp), unit_tiles_(part.unit_tiles) {
+    const int32_t units = (part.end_unit - first_unit_ + kWarps - 1) / kWarps;
+    if (units <= 0) return;
+    const int32_t last = (first_unit_ + kWarps * (units - 1)) * unit_tiles_;
+    num_ = (units - 1) * unit_tiles_ + min(unit_tiles_, part.num_tiles - last);
+  }
+  __device__ __forceinline__ int32_t num() const { return num_; }
+  // The place of the n-th tile in lane n % 32; anything in others. All lanes.
+  __device__ __forceinline__ const std::byte* Of(int32_t n) {
+    if (static_cast<uint32_t>(n ^ of_) >= 32) Find(n & ~31);
+    return mine_;
+  }
+
+ private:
+  __device__ __forceinline__ void Find(int32_t from) {
+    of_ = from;
+    const int32_t n = min(from + static_cast<int32_t>(threadIdx.x) % 32, num_ - 1), before = n / unit_tiles_;
+    mine_ = PackedTile<Pages>(p_, pages_, (first_unit_ + kWarps * before) * unit_tiles_ + (n - before * unit_tiles_));
+  }
+
+  const Params& p_;
+  const int32_t* const pages_;
+  const int32_t first_unit_, unit_tiles_;
+  int32_t num_ = 0, of_ = -32;
+  const std::byte* mine_ = nullptr;
 };
 
 }  // namespace spl::kernels::cuda::sparse_attention

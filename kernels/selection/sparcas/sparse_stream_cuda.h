@@ -1,9 +1,8 @@
-// A stream's step of sparse_attention_cuda.cu: scores, choice, dealing, attention.
+// A stream's step of sparse_attention_cuda.cu: scores (stream_scores_cuda.h), choice, dealing, attention.
 #pragma once
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/sparcas/sparse_block_cuda.h"
-#include "kernels/selection/sparcas/term_weights_cuda.h"
 
 namespace spl::kernels::cuda::sparse_attention {
 
@@ -18,18 +17,21 @@ class StreamStep {
  public:
   static constexpr int kDim = Pages::kDim;
   using C = Cluster<kBlocks>;
-  using Choice = TokenChoice<kBlocks, kThreads>;
+  using Choice = RunChoice<kBlocks, kThreads>;
   static constexpr int kHeads = kWide ? 8 : 4, kWarps = kThreads / 32;
   using SmemT = Smem<kBlocks, kThreads, kHeads, kDim>;
   using Products = packed_keys::Products<kWide>;
+  static constexpr int kLaneHeads = Products::kLaneHeads, kSums = kWide ? 1 : 2;  // sums of a lane and head
   using Cursor = TileCursor<kWarps>;
-  using Results = listed_rows::Results<kBlocks, kHeads, kDim>;
+  using Results = ResultsOf<kBlocks, kHeads, Pages>;
 
   __device__ __forceinline__ StreamStep(const Params& p, int sequence, int head, int rank, char* raw)
       : p_(p),
+        step_(p.selection.steps[sequence]),
         staged_(p.selection.sequences[sequence]),
         s_(*reinterpret_cast<SmemT*>(raw)),
         sequence_(sequence),
+        head_(head),
         stream_(sequence * p.num_kv_heads + head),
         rank_(rank),
         warp_(static_cast<int>(threadIdx.x) / 32),
@@ -43,77 +45,82 @@ class StreamStep {
         rows_(reinterpret_cast<int32_t*>(raw + sizeof(SmemT))),
         own_pages_(rows_ + p.block_entries),
         barriers_(reinterpret_cast<char*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
-        listed_(reinterpret_cast<uint2*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
-        max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint2)),
+        listed_(reinterpret_cast<uint32_t*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
+        max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint32_t)),
         ring_(barriers_ + warp_ * packed_keys::TileRing::kBarrierBytes,
               reinterpret_cast<char*>(listed_) + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
         keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
-                                          kWarps * packed_keys::TileRing::Bytes(p.stages))) {}
+                                          kWarps * packed_keys::TileRing::Bytes(p.stages))),
+        places_(p, pages_, part_, warp_) {}
 
   __device__ __forceinline__ void Run() {
-    Choice::Clear(s_.choice);
-    const int32_t count = min(kv_len_, budget_), entries = BlockEntries(count);
-    const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
-    if (threadIdx.x == 0) s_.num_listed = 0;
-    C::Arrive();  // waited for before the first write to another block, which must have started
-    for (int i = threadIdx.x; i < part_.end_tile - part_.first_tile; i += kThreads)
-      own_pages_[i] = table_[part_.first_tile + i];
+    const int32_t flags = p_.selection.flags | p_.selection.plan;
+    if ((step_.flags & flags) != flags) return WaitForPrevious();
     // Everything, or the end, is in the list without a choice.
-    const int32_t known = kv_len_ <= budget_ ? 0 : choosable_, num_chosen = count - (kv_len_ - known);
+    const int32_t count = min(kv_len_, budget_), known = kv_len_ <= budget_ ? 0 : choosable_;
+    const int32_t num_chosen = count - (kv_len_ - known), entries = BlockEntries(count);
+    const int32_t here = min(max(count - rank_ * entries, 0), entries);  // rows that this block attends to
+    // All that this thread needs from tables is asked for before any of it is waited for.
+    const int32_t own = part_.first_tile + static_cast<int32_t>(threadIdx.x);
+    const int32_t listed = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x);
+    const int32_t first_page = p_.selection.compact_tables == nullptr ? 0 : *p_.selection.ListPages(sequence_, head_);
+    const int32_t own_page = own < part_.end_tile ? table_[own] : 0,
+                  page = listed < kv_len_ ? table_[listed / kTile] : 0;
+    if (places_.num() > 0) places_.Of(0);
+    Choice::Clear(s_.choice);
+    if (first_page == kNoPage) return WaitForPrevious();
+    C::Arrive();  // waited for before the first write to another block, which must have started
+    if (own < part_.end_tile) own_pages_[threadIdx.x] = own_page;
+    for (int32_t i = own + kThreads; i < part_.end_tile; i += kThreads) own_pages_[i - part_.first_tile] = table_[i];
     BringKeys(num_chosen > 0);
-    for (int32_t j = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x); j < kv_len_; j += kBlocks * kThreads)
+    if (listed < kv_len_) Deal(listed, page, num_chosen + (listed - known), entries);
+    for (int32_t j = listed + kBlocks * kThreads; j < kv_len_; j += kBlocks * kThreads)
       Deal(j, table_[j / kTile], num_chosen + (j - known), entries);
     if (rank_ == 0 && threadIdx.x == 0) p_.counts[stream_] = count;
     if (num_chosen > 0) {
       const Cursor end = Score();
       const ChoiceBins bins = WeightBins(static_cast<float>(p_.group), num_chosen);
       Weigh(bins, end);
-      Choice::Choose(
-          s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
-          static_cast<uint32_t>(num_chosen), bins, [&](int i) { return keys_[i]; },
-          [&](int tile) { return keys_ + tile * kTile; },
-          [&](int i, int place) {
-            // Noted first, for a lane may have many and others none.
-            const uint32_t at = atomicAdd(&s_.num_listed, 1u);
-            if (at < max_listed_) {
-              listed_[at] = uint2{static_cast<uint32_t>(i), static_cast<uint32_t>(place)};
-            } else {
-              Deal(part_.begin + i, own_pages_[i / kTile], place, entries);
-            }
-          });
+      Choice::Choose(s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
+                     static_cast<uint32_t>(num_chosen), bins, keys_, s_.picked,
+                     // Noted first, for a lane may have many and others none.
+                     [&](int i, uint32_t n, uint32_t place) {
+                       if (n < max_listed_) {
+                         listed_[n] = static_cast<uint32_t>(i);
+                       } else {
+                         Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(place), entries);
+                       }
+                     });
       __syncthreads();
-      for (uint32_t n = threadIdx.x; n < min(s_.num_listed, max_listed_); n += kThreads) {
-        const auto i = static_cast<int32_t>(listed_[n].x);
-        Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(listed_[n].y), entries);
-      }
+      DealListed(entries);
+    } else {
+      C::Sync();
     }
-    C::Sync();  // the rows have been dealt, and nobody reads the noted positions or the keys: results take their place
     if (staged_.hot.any()) return;  // some of the rows are not in the pool yet
     Attend(listed_rows::PartEntries(count), here);
   }
 
  private:
   __device__ __forceinline__ void LoadFirst() {
-    Cursor at(part_, warp_);
-    for (int i = 0; i < ring_.stages() && at.valid(); ++i, at.Advance())
-      ring_.Load(PackedTile<Pages>(p_, pages_, at.tile));
+#pragma unroll 1
+    for (int n = 0; n < min(ring_.stages(), places_.num()); ++n) ring_.Load(n, 1, places_.Of(n));
   }
   // The packed keys are up to date, and the first ones on their way if they will be scored. Returns with the previous
   // kernel done, and all blocks of the cluster running.
   __device__ __forceinline__ void BringKeys(bool scored) {
-    const StagedStep step = p_.selection.steps[sequence_];
-    const int parity = step.flags & StagedStep::kParity ? 1 : 0;
-    const bool refresh = step.flags & StagedStep::kRefresh;
-    int32_t* tables = staged_.dims + p_.dims_offset + stream_ % p_.num_kv_heads * 2 * kPackedDims;
+    const int parity = step_.flags & StagedStep::kParity ? 1 : 0;
+    const bool refresh = step_.flags & StagedStep::kRefresh;
+    int32_t* tables = staged_.dims + p_.dims_offset + head_ * 2 * kPackedDims;
     const int32_t* dims = tables + parity * kPackedDims;
-    const bool anew = refresh || (step.flags & StagedStep::kFirst);
-    const int32_t before = anew ? 0 : (max(step.compact_len - staged_.recent, 0) + kTile - 1) / kTile;
+    const bool anew = refresh || (step_.flags & StagedStep::kFirst);
+    const int32_t before = anew ? 0 : (max(step_.compact_len - staged_.recent, 0) + kTile - 1) / kTile;
     const int32_t from = max(before, part_.first_tile);
     const bool packs = refresh || from < part_.end_tile;
     if (!p_.early) WaitForPrevious();
     if (!packs) {
+      const int32_t dim = threadIdx.x < kPackedDims ? dims[threadIdx.x] : 0;
       if (scored) LoadFirst();
-      if (threadIdx.x < kPackedDims) s_.dims[threadIdx.x] = dims[threadIdx.x];
+      if (threadIdx.x < kPackedDims) s_.dims[threadIdx.x] = dim;
       __syncthreads();
     }
     WaitForPrevious();
@@ -130,160 +137,79 @@ class StreamStep {
 
   __device__ __forceinline__ const std::byte* const* HostPages() const {
     if (!staged_.hot.any()) return nullptr;
-    return staged_.hot.stream(p_.dims_offset / (2 * kPackedDims) + stream_ % p_.num_kv_heads).host_pages;
+    return staged_.hot.stream(p_.dims_offset / (2 * kPackedDims) + head_).host_pages;
   }
 
   // First pass: maximum and sum of exponentials of each head over each unit, told to all blocks; then over the stream.
   // Returns a cursor behind the warp's last tile.
-  __device__ __forceinline__ Cursor Score() {
-    RunningSum sums[2];  // this lane's, over the unit so far
-    Cursor at(part_, warp_), next = at;
-    for (int i = 0; i < ring_.stages() && next.valid(); ++i) next.Advance();
-#pragma unroll 1
-    for (; at.valid(); at.Advance()) {
-      typename Products::Results x;
-      float units[2];
-      products_.Multiply(ring_.Take(), x, units);
-      if (next.valid()) {
-        __syncwarp();  // all lanes have read the stage
-        ring_.Load(PackedTile<Pages>(p_, pages_, next.tile));
-        next.Advance();
-      }
-      const int32_t left = choosable_ - at.tile * kTile;
-      if (left < kTile) HideFrom(left, x);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float more = AddTo(sums[h], x, h, units[h]);
-        // Larger than what the sum counts from by more than a float holds: once in a while.
-        if (__any_sync(0xffffffffu, !(more < kLargest))) more = Raise(sums[h], x, h, units[h]);
-        sums[h].sum += more;
-      }
-      if (!at.last_of_unit()) continue;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        TellUnit(at.unit, products_.first_head() + h, sums[h]);
-        sums[h] = RunningSum();
-      }
-    }
-    C::Sync();
-    select_tokens::AddUnits<kThreads, kUnits>(p_, part_, s_.units, s_.heads);
-    return at;
-  }
-  // Sum of the exponentials of a head's scores, counted from where `to` counts.
-  __device__ __forceinline__ float AddTo(const RunningSum& to, const typename Products::Results& x, int h,
-                                         float unit) const {
-    float sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < Products::kParts * 2; ++i) sum[i % 2] += Exp2(fmaf(x[i / 2][i % 2][h], unit, -to.base));
-    return sum[0] + sum[1];
-  }
+  __device__ __forceinline__ Cursor Score();
+  // Products of two tiles at a time, so that there is more to do between two steps that depend on each other.
+  struct Pair {
+    uint32_t stages[2];
+    typename Products::Results x[2];
+    float units[2][kLaneHeads];
+  };
+  __device__ __forceinline__ void Multiply(Pair& pair) const;
+  // Adds one of the pair to the sums of its unit, which are told if it is the last one, and goes to the next tile.
+  __device__ __forceinline__ void AddTile(RunningSum (&sums)[kLaneHeads][kSums], Cursor& at, Pair& pair, int m);
+  // first: of the unit; the sums then count from the largest of its scores.
+  __device__ __forceinline__ void AddScores(RunningSum (&sums)[kLaneHeads][kSums], const typename Products::Results& x,
+                                            const float (&units)[kLaneHeads], bool first) const;
+  // Without kWide lanes are raised together whose heads are all even or all odd.
+  static __device__ __forceinline__ bool Raises(bool own);
+  // Sum n of the exponentials of a head's scores, counted from where `to` counts.
+  __device__ __forceinline__ float SumOf(const RunningSum& to, const typename Products::Results& x, int n, int h,
+                                         float unit) const;
   // The same once `to` counts from the largest of these scores, if that is larger than what it counted from.
-  __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int h, float unit) const {
-    float base = to.base;
-#pragma unroll
-    for (int i = 0; i < Products::kParts * 2; ++i) base = fmaxf(base, x[i / 2][i % 2][h] * unit);
-    to.sum *= Exp2(to.base - base);
-    to.base = base;
-    return AddTo(to, x, h, unit);
-  }
-  __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const {
-#pragma unroll
-    for (int m = 0; m < Products::kParts; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (products_.Position(m, r) >= left) x[m][r][0] = x[m][r][1] = -INFINITY;
-      }
-    }
-  }
-  // The lanes that have other positions of these heads add theirs; the unit's sums go to every block.
-  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum& own) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float max = own.base;
-#pragma unroll
-    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2)
-      max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = own.sum * Exp2(own.base - max);
-#pragma unroll
-    for (int offset = kWide ? 4 : 2; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    const uint64_t both = static_cast<uint64_t>(__float_as_uint(sum)) << 32 | __float_as_uint(max);
-    if (head < p_.group && (kWide || lane % 4 < 2) && lane / 4 < kBlocks)
-      C::Store(reinterpret_cast<uint64_t*>(&s_.units[head * kUnits + unit]), lane / 4, both);
-  }
-
+  __device__ __forceinline__ float Raise(RunningSum& to, const typename Products::Results& x, int n, int h,
+                                         float unit) const;
+  __device__ __forceinline__ void HideFrom(int32_t left, typename Products::Results& x) const;
+  // The lanes that have other positions of this head add theirs; the unit's sums go to every block.
+  __device__ __forceinline__ void TellUnit(int32_t unit, int head, const RunningSum (&own)[kSums]);
   // Second pass, backwards: the key of each position's weight, counted by bin. at: behind the warp's last tile.
-  __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at) {
-    const int c = static_cast<int>(threadIdx.x) % 4;
-    float minus[2];  // taken from a head's exponents; a head that does not exist weighs nothing
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int head = products_.first_head() + h;
-      const float2 sums = head < p_.group ? s_.heads[head] : float2{0, 0};
-      minus[h] = sums.y > 0 ? sums.x - log2f(sums.y) : INFINITY;
-    }
-    float* const weights = p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride;
-    uint32_t num_last = 0;
-    const auto keep = [&](int32_t tile, int position, float weight) {
-      const int32_t j = tile * kTile + position;
-      const uint32_t key = WeightKey(weight);
-      keys_[j - part_.begin] = key;
-      if (j >= choosable_) return;
-      if (weights != nullptr) weights[j] = weight;
-      num_last += Choice::CountButLast(s_.choice, bins, key);
-    };
-    at.Retreat();
-    Cursor next = at;
-    ring_.TurnBack();
-    for (int i = 0; i < ring_.num_resident(); ++i) next.Retreat();
-#pragma unroll 1
-    for (; at.valid(); at.Retreat()) {
-      typename Products::Results x;
-      float units[2];
-      products_.Multiply(ring_.TakeBack(), x, units);
-      if (next.valid()) {
-        __syncwarp();
-        ring_.LoadBack(PackedTile<Pages>(p_, pages_, next.tile));
-        next.Retreat();
-      }
-      float sums[Products::kParts][2];  // over this lane's heads
-#pragma unroll
-      for (int m = 0; m < Products::kParts; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          sums[m][r] = Exp2(fmaf(x[m][r][0], units[0], -minus[0])) + Exp2(fmaf(x[m][r][1], units[1], -minus[1]));
-      }
-      if constexpr (kWide) {
-        // Lanes c and c ^ 1, then c and c ^ 2, share their parts; each ends with one part's two rows.
-        float half[2][2];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[m][r] : sums[m + 2][r], 1);
-            half[m][r] = (c & 1 ? sums[m + 2][r] : sums[m][r]) + other;
-          }
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float other = __shfl_xor_sync(0xffffffffu, c & 2 ? half[0][r] : half[1][r], 2);
-          keep(at.tile, products_.Position((c & 1) * 2 + (c >> 1), r), (c & 2 ? half[1][r] : half[0][r]) + other);
-        }
-      } else {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float other = __shfl_xor_sync(0xffffffffu, c & 1 ? sums[0][r] : sums[1][r], 1);
-          keep(at.tile, products_.Position(c & 1, r), (c & 1 ? sums[1][r] : sums[0][r]) + other);
-        }
-      }
-    }
-    Choice::CountLast(s_.choice, __reduce_add_sync(0xffffffffu, num_last));
-  }
+  __device__ __forceinline__ void Weigh(const ChoiceBins& bins, Cursor at);
+  // The weights of a tile at two rows of one part: lanes c and c ^ 1, then c and c ^ 2, share their parts.
+  __device__ __forceinline__ void AddHeads(const typename Products::Results& x, const float (&units)[kLaneHeads],
+                                           const float (&minus)[kLaneHeads], float (&of)[2]) const;
 
   // Position j, whose page is `page`, is the place-th of the list: goes there, and to the block that attends to it.
   __device__ __forceinline__ void Deal(int32_t j, int32_t page, int32_t place, int32_t entries) {
     p_.tokens[stream_ * p_.list_stride + place] = j;
-    const int32_t block = place / entries;
+    DealRow(j, page, place, entries);
+  }
+  __device__ __forceinline__ void DealRow(int32_t j, int32_t page, int32_t place, int32_t entries) {
+    int32_t block = 0;
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) block += place >= b * entries;
     C::Store(reinterpret_cast<uint32_t*>(&rows_[place - block * entries]), block,
              static_cast<uint32_t>(page * (2 * kTile) + j % kTile));
+  }
+  // Deals what has been noted. Returns when all rows of the cluster have been dealt and nobody reads the noted
+  // positions or the keys: results take their place. The list itself is written behind the barrier's arrival, which
+  // waits for all writes before it.
+  __device__ __forceinline__ void DealListed(int32_t entries) {
+    constexpr int kHeld = 4;
+    const auto [first, all] = s_.picked;
+    const uint32_t num = min(all, max_listed_);
+    int32_t held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const uint32_t n = threadIdx.x + i * kThreads;
+      if (n >= num) continue;
+      held[i] = static_cast<int32_t>(listed_[n]);
+      DealRow(part_.begin + held[i], own_pages_[held[i] / kTile], static_cast<int32_t>(first + n), entries);
+    }
+    for (uint32_t n = threadIdx.x + kHeld * kThreads; n < num; n += kThreads) {
+      const auto i = static_cast<int32_t>(listed_[n]);
+      Deal(part_.begin + i, own_pages_[i / kTile], static_cast<int32_t>(first + n), entries);
+    }
+    C::Arrive();
+    int32_t* const tokens = p_.tokens + stream_ * p_.list_stride + first;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (threadIdx.x + i * kThreads < num) tokens[threadIdx.x + i * kThreads] = part_.begin + held[i];
+    }
+    C::Wait();
   }
   __device__ __forceinline__ int32_t BlockEntries(int32_t count) const {
     return listed_rows::PartEntries(count) * (listed_rows::kParts / kBlocks);
@@ -292,23 +218,28 @@ class StreamStep {
   // of_part: rows of each part; here: rows of this block.
   __device__ __forceinline__ void Attend(int32_t of_part, int32_t here) {
     const int64_t first_head = int64_t{stream_} * p_.group;
-    listed_rows::AttendRows<kBlocks, kThreads, Pages, kHeads>(
-        {.pool = p_.batch.pool.base,
-         .rows = rows_,
-         .of_part = of_part,
-         .here = here,
-         .q = reinterpret_cast<const __nv_bfloat16*>(q_),
-         .group = p_.group,
-         .scale = p_.scale,
-         .out = p_.out + first_head * kDim,
-         .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head},
-        rank_, *reinterpret_cast<Results*>(listed_), s_.theirs);
+    const listed_rows::GivenRows rows{.pool = p_.batch.pool.base,
+                                      .rows = rows_,
+                                      .of_part = of_part,
+                                      .here = here,
+                                      .q = reinterpret_cast<const __nv_bfloat16*>(q_),
+                                      .group = p_.group,
+                                      .scale = p_.scale,
+                                      .out = p_.out + first_head * kDim,
+                                      .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head};
+    auto& results = *reinterpret_cast<Results*>(listed_);
+    if constexpr (kCodes<Pages>) {
+      listed_rows::AttendRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
+    } else {
+      listed_rows::AttendStagedRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
+    }
   }
 
   const Params& p_;
+  const StagedStep step_;
   const StagedSequence& staged_;
   SmemT& s_;
-  const int sequence_, stream_, rank_, warp_;
+  const int sequence_, head_, stream_, rank_, warp_;
   const int32_t kv_len_, budget_, choosable_;  // positions below choosable_ may be chosen
   const Part part_;                            // its tiles of those
   const int32_t* const pages_;
@@ -317,10 +248,12 @@ class StreamStep {
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
   char* const barriers_;      // those of all rings
-  uint2* const listed_;  // chosen positions of this block and their places; in the place of the tiles. Then Results
+  uint32_t* const listed_;    // chosen positions of this block, counted from its first; in the place of the tiles. Then
+                              // Results
   const uint32_t max_listed_;
   packed_keys::TileRing ring_;
   uint32_t* const keys_;  // keys of this block's positions
+  TilePlaces<kWarps, Pages> places_;
   Products products_;
 };
 
