@@ -110,10 +110,13 @@ absl::Status LocalGenerator::Generate(std::span<const int32_t> prompt, const Sam
   SPLICE_ASSIGN_OR_RETURN(FirstLogits behind, RunToFirstLogits(prompt));
   Prompt& computed = behind.prompt;
   std::vector<Sampler> samplers = ForkSamplers(sampling, config.eos_ids, prompt, {}, config.max_positions);
-  SPLICE_ASSIGN_OR_RETURN(const auto first, row_sampler_.SampleFirst(*executor_, {&samplers, 1}));
+  std::vector<Sampler*> each;
+  for (Sampler& sampler : samplers) each.push_back(&sampler);
+  const std::vector<int32_t> rows(each.size(), 0);
+  SPLICE_ASSIGN_OR_RETURN(const auto first, row_sampler_.Sample(*executor_, each, rows));
   for (int32_t fork = 0; fork < sampling.num_forks; ++fork) {
     Sampler& sampler = samplers[fork];
-    const SampledToken& token = first[0][fork];
+    const SampledToken& token = first[fork];
     const bool last_fork = fork + 1 == sampling.num_forks;
     Prompt own{nullptr, computed.classes};
     if (last_fork) {

@@ -63,18 +63,4 @@ absl::StatusOr<PendingSample> RowSampler::Begin(ParallelExecutor& executor, std:
   return executor.BeginSample(rows_);
 }
 
-absl::StatusOr<std::vector<std::vector<SampledToken>>> RowSampler::SampleFirst(
-    ParallelExecutor& executor, std::span<std::vector<Sampler>> prompts) {
-  std::vector<Sampler*> each;
-  std::vector<int32_t> rows;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    for (Sampler& sampler : prompts[i]) each.push_back(&sampler);
-    rows.resize(each.size(), static_cast<int32_t>(i));
-  }
-  SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, Sample(executor, each, rows));
-  std::vector<std::vector<SampledToken>> of_prompts(prompts.size());
-  for (size_t i = 0; i < sampled.size(); ++i) of_prompts[rows[i]].push_back(std::move(sampled[i]));
-  return of_prompts;
-}
-
 }  // namespace spl::engine

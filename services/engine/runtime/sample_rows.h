@@ -23,9 +23,6 @@ class RowSampler {
   // Starts sampling a token for each row of logits, in their order. Null: any token, which nobody takes. REQUIRES: the
   // executor samples_later(), and the samplers have taken all tokens before these.
   absl::StatusOr<PendingSample> Begin(ParallelExecutor& executor, std::span<Sampler* const> samplers);
-  // Samples the first tokens of all continuations of some prompts. prompts[i] has their samplers, which use row i.
-  absl::StatusOr<std::vector<std::vector<SampledToken>>> SampleFirst(ParallelExecutor& executor,
-                                                                     std::span<std::vector<Sampler>> prompts);
 
  private:
   void FillMasks(std::span<Sampler* const> samplers);

@@ -1,8 +1,8 @@
 // The product of gate and up with SiLU in it on a Hopper device, against double precision on the host, against itself
 // bit by bit for every number of rows, and in chains of launches that overlap. Skips without such a device.
 //
-// What must not be read or written is NaN, or checked to be NaN still: rows of x past the last, the end of the weight,
-// rows of out past the last.
+// Memory that must not be read or written is NaN, or checked to be NaN still: rows of x past the last, the end of the
+// weight, rows of out past the last.
 #include "kernels/gemm/gate_up_silu_gemm_cuda.h"
 
 #include <array>

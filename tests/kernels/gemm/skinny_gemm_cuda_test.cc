@@ -1,8 +1,8 @@
 // The products of few rows on a CUDA device against a double-precision sum on the host, against themselves bit by bit
 // for every number of rows, and in chains of launches that overlap. Needs a CUDA device; skips without one.
 //
-// What must not be read or written is NaN, or checked to be NaN still: rows of x past the last, the end of W, rows of y
-// past the last.
+// Memory that must not be read or written is NaN, or checked to be NaN still: rows of x past the last, the end of W,
+// rows of y past the last.
 #include "kernels/gemm/skinny_gemm_cuda.h"
 
 #include <cmath>
