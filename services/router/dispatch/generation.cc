@@ -161,7 +161,7 @@ absl::Status Generation::Place(const FleetSnapshot& fleet) {
                              .prompt_tokens = tokens,
                              .total_tokens = tokens + 1,
                              .reuse = reuse,
-                             .foreign_tokens = foreign != nullptr ? *foreign : std::span<const uint64_t>(),
+                             .foreign_tokens = *foreign,
                              .wire_share = cost.wire_share,
                              .held = held.has_value() ? &*held : nullptr,
                              .aligned_cost = cost.aligned_cost,

@@ -403,8 +403,8 @@ class PollingFleet final : public Fleet {
     const bool skip_silent[] = {SomeAnswer(prefill_), SomeAnswer(decode_)};
     for (auto& slot : decode_) {
       if (!IsUsable(*slot) || (slot->silent && skip_silent[1])) continue;
-      snapshot->decode.push_back(ViewOf(*slot));
-      if (slot->info.has_local_prefill()) snapshot->local.push_back(LocalViewOf(*slot));
+      snapshot->decode.push_back(WorkerView(*slot));
+      if (slot->info.has_local_prefill()) snapshot->local.push_back(LocalWorkerView(*slot));
     }
     for (auto& slot : prefill_) {
       if (!IsUsable(*slot)) continue;
@@ -433,45 +433,11 @@ class PollingFleet final : public Fleet {
   }
 
   PrefillView ViewOf(const PrefillSlot& slot) const {
-    const v1::PrefillInfo& info = slot.info;
-    PrefillView view = WorkerView(info);
-    view.worker = slot.worker;
-    view.address = slot.address;
-    view.version = slot.version;
-    view.clock = slot.clock.best();
+    PrefillView view = WorkerView(slot);
     for (const auto& [key, connection] : connections_) {
-      const bool ours = key.first == info.worker_id() && connection.prefill_epoch == info.epoch();
+      const bool ours = key.first == view.worker_id && connection.prefill_epoch == view.epoch;
       if (ours && connection.ready) view.peers[key.second] = connection.link;
     }
-    return view;
-  }
-
-  static DecodeView ViewOf(const DecodeSlot& slot) {
-    DecodeView view = WorkerView(slot.info);
-    view.worker = slot.worker;
-    view.address = slot.address;
-    view.version = slot.version;
-    view.clock = slot.clock.best();
-    return view;
-  }
-
-  // The decode worker as a place for short prompts.
-  PrefillView LocalViewOf(const DecodeSlot& slot) const {
-    const v1::LocalPrefill& info = slot.info.local_prefill();
-    PrefillView view = LocalWorkerView(slot.info);
-    view.worker = slot.local_prefill;
-    view.address = slot.address;
-    view.version = slot.version;
-    view.clock = slot.clock.best();
-    view.peers[slot.info.worker_id()] = {.decode_epoch = slot.info.epoch(),
-                                         .transport = "in place",
-                                         .bytes_per_s = info.copy_bytes_per_s(),
-                                         .write_s = info.copy_write_seconds(),
-                                         .writer = {}};
-    // Writes of the same process: nothing but the worker itself can say when they are over.
-    v1::KvWriter& writer = view.peers[slot.info.worker_id()].writer;
-    writer.set_grpc_address(slot.info.endpoint().grpc_address());
-    writer.set_epoch(slot.info.epoch());
     return view;
   }
 

@@ -2,7 +2,9 @@
 // request that was routed and has not arrived yet is load.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +22,11 @@ struct WorkerLoad {
 // Thread-safe.
 class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  // Ended holds are remembered this long: longer than any poll takes (FleetOptions).
+  static constexpr std::chrono::seconds kRemembered{2};
+
   // Counts while it lives. Movable; releases once.
   class Hold {
    public:
@@ -38,9 +45,20 @@ class LoadTracker : public std::enable_shared_from_this<LoadTracker> {
 
   Hold Add(const std::string& worker_id, const WorkerLoad& load);
   WorkerLoad Of(const std::string& worker_id) const;
+  // At least as many prefill tokens as there were at any moment since then: those of now, and those whose holds have
+  // ended since. Cost: the holds that ended within kRemembered.
+  uint64_t PrefillTokensSince(const std::string& worker_id, Clock::time_point since) const;
 
  private:
-  mutable std::mutex mutex_;  // guards loads_
+  void Remember(std::string worker_id, uint64_t prefill_tokens);  // holds mutex_
+
+  struct Ended {
+    Clock::time_point when;
+    std::string worker_id;
+    uint64_t prefill_tokens;
+  };
+  mutable std::mutex mutex_;  // guards all below
+  std::deque<Ended> ended_;   // by time
   // Looked up several times per worker in every placement decision.
   absl::flat_hash_map<std::string, WorkerLoad> loads_;
 };

@@ -2,6 +2,7 @@
 // lock.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -36,6 +37,7 @@ struct PrefillView {
   std::string version;  // version and commit of its program; empty: it does not say
   uint64_t epoch = 0;
   uint64_t queued_tokens = 0;
+  std::chrono::steady_clock::time_point asked_at;  // when the poll was sent that counted them
   double tokens_per_s = 0;
   double first_tokens_per_s = 0;   // rate of a prompt's first tokens; 0: unknown
   double pair_cost = 0;            // cost of a pair of a token and one in front of it, in such tokens

@@ -1,16 +1,15 @@
-// A worker's report about itself as placement sees it.
+// A member as placement sees it: its last report, and what the router knows of it.
 #pragma once
 
 #include "services/router/fleet/snapshot.h"
-#include "spl/v1/decode.pb.h"
-#include "spl/v1/prefill.pb.h"
+#include "services/router/fleet/worker_slot.h"
 
 namespace spl::router {
 
-// Without what the router itself knows: connection, address, clock and peers.
-PrefillView WorkerView(const v1::PrefillInfo& info);
-DecodeView WorkerView(const v1::DecodeInfo& info);
-// The decode worker as a place for short prompts. REQUIRES: info.has_local_prefill().
-PrefillView LocalWorkerView(const v1::DecodeInfo& info);
+// Without peers.
+PrefillView WorkerView(const PrefillSlot& slot);
+DecodeView WorkerView(const DecodeSlot& slot);
+// The decode worker as a place for short prompts, with itself as its only peer. REQUIRES: its report has local_prefill.
+PrefillView LocalWorkerView(const DecodeSlot& slot);
 
 }  // namespace spl::router

@@ -17,12 +17,13 @@ namespace spl::router {
 // Thread-safe.
 class ForeignLoad {
  public:
-  // Call when a poll has brought news: compares each worker's new count with this router's load there now. An unchanged
-  // count is treated as the old one.
+  // Call when a poll has brought news: compares each worker's new count with this router's load there since the poll
+  // was sent, for the count is of some moment since: a prompt that it counts may have ended when the answer is read. An
+  // unchanged count is treated as the old one.
   void Update(std::shared_ptr<const FleetSnapshot> fleet, const LoadTracker& loads);
 
-  // Returns tokens, one per place of the fleet (FleetSnapshot::place). Null: `fleet` is not the snapshot of the last
-  // Update.
+  // Returns tokens, one per place of the fleet (FleetSnapshot::place). For another snapshot than that of the last
+  // Update they are those of the last Update, and what the snapshot counts for workers that it did not know.
   std::shared_ptr<const std::vector<uint64_t>> Of(const FleetSnapshot& fleet) const;
 
  private:

@@ -559,7 +559,8 @@ TEST(ForeignLoadTest, IsWhatAPollCountsBeyondOurOwn) {
   ForeignLoad foreign;
   const auto poll = [&](uint64_t queued, uint64_t epoch = 1) {
     auto fleet = std::make_shared<FleetSnapshot>();
-    fleet->prefill.push_back({.worker_id = "p0", .epoch = epoch, .queued_tokens = queued});
+    fleet->prefill.push_back(
+        {.worker_id = "p0", .epoch = epoch, .queued_tokens = queued, .asked_at = LoadTracker::Clock::now()});
     foreign.Update(fleet, *loads);
     return foreign.Of(*fleet)->at(0);
   };
@@ -571,7 +572,43 @@ TEST(ForeignLoadTest, IsWhatAPollCountsBeyondOurOwn) {
   EXPECT_EQ(poll(100), 100u);
   EXPECT_EQ(poll(0), 0u);
   EXPECT_EQ(poll(70, 2), 70u) << "restarted";
-  EXPECT_EQ(foreign.Of(FleetSnapshot()), nullptr) << "another snapshot";
+}
+
+// A worker counts a prompt, which ends before the answer is read: nobody else's prompt waits there.
+TEST(ForeignLoadTest, OurPromptThatEndedDuringAPollIsOurs) {
+  const auto loads = std::make_shared<LoadTracker>();
+  ForeignLoad foreign;
+  const auto answer = [&](uint64_t queued, LoadTracker::Clock::time_point asked_at) {
+    auto fleet = std::make_shared<FleetSnapshot>();
+    fleet->prefill.push_back({.worker_id = "p0", .epoch = 1, .queued_tokens = queued, .asked_at = asked_at});
+    foreign.Update(fleet, *loads);
+    return foreign.Of(*fleet)->at(0);
+  };
+  EXPECT_EQ(answer(0, LoadTracker::Clock::now()), 0u);
+  LoadTracker::Hold ours = loads->Add("p0", {.prefill_tokens = 700});
+  LoadTracker::Hold elsewhere = loads->Add("p1", {.prefill_tokens = 900});
+  const LoadTracker::Clock::time_point asked_at = LoadTracker::Clock::now();
+  ours.Reset();
+  elsewhere.Reset();
+  EXPECT_EQ(answer(950, asked_at), 250u);
+  EXPECT_EQ(answer(700, LoadTracker::Clock::now()), 700u) << "it had ended when this poll was sent";
+}
+
+// Between a snapshot and the Update that follows, decisions are made by what is known of the same life.
+TEST(ForeignLoadTest, OfANewerSnapshotIsThatOfTheLastUpdate) {
+  const auto loads = std::make_shared<LoadTracker>();
+  ForeignLoad foreign;
+  const auto fleet_of = [](uint64_t queued, uint64_t epoch) {
+    auto fleet = std::make_shared<FleetSnapshot>();
+    fleet->prefill.push_back({.worker_id = "new", .epoch = 1, .queued_tokens = 30});
+    fleet->prefill.push_back({.worker_id = "p0", .epoch = epoch, .queued_tokens = queued});
+    return fleet;
+  };
+  auto first = std::make_shared<FleetSnapshot>();
+  first->prefill.push_back({.worker_id = "p0", .epoch = 1, .queued_tokens = 40});
+  foreign.Update(first, *loads);
+  EXPECT_EQ(*foreign.Of(*fleet_of(900, 1)), (std::vector<uint64_t>{30, 40}));
+  EXPECT_EQ(*foreign.Of(*fleet_of(900, 2)), (std::vector<uint64_t>{30, 900})) << "restarted";
 }
 
 TEST(RequestCostsTest, LearnFromReceipts) {
