@@ -28,7 +28,8 @@ struct DecodeServiceOptions {
   size_t max_tickets = 256;   // in all states together
   int32_t max_sequences = 0;  // that run in one decode step; routers are told
   std::chrono::milliseconds default_ttl{60'000};
-  std::chrono::milliseconds max_ttl{600'000};
+  // Longer than any prompt takes, also one whose deadline was raised (splice-router --request-timeout-ms).
+  std::chrono::milliseconds max_ttl{std::chrono::hours(4)};
   std::shared_ptr<const PeerTls> tls;               // for calls to prefill workers; null: no TLS
   std::shared_ptr<grammar::GrammarCache> grammars;  // null: requests for structured output are refused
   transport::KvTransport* transport = nullptr;  // the transport on which the pool is registered; outlives the service

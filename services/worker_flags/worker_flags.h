@@ -21,6 +21,7 @@
 #include "services/base/tls.h"
 #include "services/base/version.h"
 #include "services/engine/engine.h"
+#include "services/engine/runtime/step_turns.h"
 #include "services/membership/membership_flags.h"
 #include "services/transport/kv_transport.h"
 #include "services/worker_flags/load_status.h"
@@ -82,7 +83,7 @@ struct WorkerFlags {
   uint64_t parked_bytes = 4ull << 30;        // decode only
   uint64_t host_tier_bytes = 0;              // decode only: engine::HostTierOptions::bytes
   int32_t local_prefill_slice_tokens = 128;  // decode only
-  int64_t itl_target_ms = 50;                // decode only: engine::StepTurns, where prompts are computed, too
+  int64_t itl_target_ms = engine::StepTurns::kDefaultItlTarget.count();  // decode only, where prompts are computed, too
   double fidelity_share = 0.01;
   double quality_share = 0.05;  // for requests with a contract; prefill
   double session_share = 0.5;

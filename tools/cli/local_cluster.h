@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "services/decode/decode_server.h"
 #include "services/engine/engine.h"
+#include "services/engine/runtime/step_turns.h"
 #include "services/kvstore/kvstore_server.h"
 #include "services/prefill/prefill_server.h"
 #include "services/router/router_server.h"
@@ -54,7 +55,7 @@ struct LocalClusterOptions {
   bool no_step_costs = false;        // DecodeEngineOptions::measure_step_costs
   int32_t slice_tokens = 0;          // tokens of one prefill slice, a multiple of 64; 0: by device
   // How prompts and decode steps share the device (engine::StepTurns), where both workers share a pool.
-  int64_t itl_target_ms = 50;
+  int64_t itl_target_ms = engine::StepTurns::kDefaultItlTarget.count();
   double fidelity_share = 0.01;
   double quality_share = 0.05;
   TraceOptions trace;

@@ -198,6 +198,16 @@ TEST_P(TicketsTest, ReleasedAndExpiredTicketsAreOver) {
   EXPECT_EQ(RefusedByDecode("unknown"), 3);
 }
 
+// A prompt on a slow machine may take longer than the ten minutes of the default deadline. Its router asks for the
+// time.
+TEST_P(TicketsTest, TicketsOfLongPromptsLastLongerThanTheDefaultDeadline) {
+  constexpr uint32_t kHalfAnHourMs = 1'800'000;
+  const auto ticket = Reserve(Prompt(37, 200), Sampling(5), kHalfAnHourMs);
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_EQ(ticket->ttl_ms(), kHalfAnHourMs);
+  Release(*ticket, ticket->generation());
+}
+
 TEST_P(TicketsTest, TicketsOfOtherPagesAreCounted) {
   const auto prompt = Prompt(35, 200);
   auto ticket = Reserve(prompt, Sampling(5));
