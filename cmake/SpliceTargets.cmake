@@ -48,8 +48,8 @@ endfunction()
 
 # LABEL is unit (default), cluster or slow; but for unit tests, each has the machine for itself. Tests run from the
 # source root, so that models/ and ../shared resolve.
-function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
-  cmake_parse_arguments(P "" "LABEL;TIMEOUT" "SRCS;DEPS" ${ARGN})
+function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s] [ALONE]: no other test beside it
+  cmake_parse_arguments(P "ALONE" "LABEL;TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT SPLICE_BUILD_TESTS)
     return()
   endif()
@@ -71,7 +71,7 @@ function(splice_test target) # SRCS ... DEPS ... [LABEL l] [TIMEOUT s]
   add_dependencies(${target} splice_plugins)
   add_test(NAME ${target} COMMAND ${target} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${target} PROPERTIES LABELS ${P_LABEL} TIMEOUT ${P_TIMEOUT})
-  if(NOT P_LABEL STREQUAL unit)
+  if(P_ALONE OR NOT P_LABEL STREQUAL unit)
     set_tests_properties(${target} PROPERTIES RUN_SERIAL ON)
   endif()
 endfunction()
