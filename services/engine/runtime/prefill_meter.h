@@ -1,6 +1,7 @@
 // Measures the work and the speed of a prefill engine, for placement and the store.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 
@@ -13,13 +14,17 @@ namespace spl::engine {
 struct PrefillLoad {
   size_t queued_requests = 0;
   int64_t queued_tokens = 0;  // still to compute, including running prompts
-  double tokens_per_s = 0;    // smoothed; the warm-up gives the first value
+  double tokens_per_s = 0;    // smoothed over long passes (PrefillMeter); the warm-up gives the first value
   // Rate of a prompt's first tokens, and the cost of a pair of a token and one in front of it in such tokens: what a
   // prompt takes grows with the square of its length (PrefillCost).
   double first_tokens_per_s = 0;
   double pair_cost = 0;
 };
 
+// The speed is that of passes of 512 tokens and more, or of the longest ones that there were. A pass of few tokens
+// reads all weights for them: a worker whose prompts hit its cache would look many times slower than it is, and would
+// be sent nothing that shows otherwise.
+//
 // Any thread.
 class PrefillMeter {
  public:
@@ -40,11 +45,19 @@ class PrefillMeter {
   PrefillLoad load(size_t queued_requests) const;
 
  private:
+  struct Speed {
+    double tokens_per_s = 0;  // 0: no such pass yet
+    double cost_per_s = 0;
+  };
+  static constexpr size_t kLengths = 10;  // up to a token, 2 to 3, 4 to 7, ... 512 and more
+
+  static size_t LengthOf(double tokens);
+  Speed speed() const;  // holds mutex_
+
   const PrefillCost cost_;
   mutable std::mutex mutex_;  // guards all below
   int64_t queued_tokens_ = 0;
-  double tokens_per_s_ = 0;
-  double cost_per_s_ = 0;
+  std::array<Speed, kLengths> speeds_;  // by the length of passes
 };
 
 }  // namespace spl::engine
