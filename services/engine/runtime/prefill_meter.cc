@@ -15,6 +15,12 @@ namespace {
 
 constexpr int32_t kWarmUpTokens = 192;
 constexpr double kSmoothing = 0.2;
+constexpr int kFullLength = 10;  // 512 tokens and more are as long as any
+
+// The bits of a number of tokens: 1, 2 to 3, 4 to 7, ...
+int LengthOf(double tokens) {
+  return std::min<int>(std::bit_width(static_cast<uint64_t>(std::max(1.0, tokens))), kFullLength);
+}
 
 }  // namespace
 
@@ -36,7 +42,9 @@ absl::Status PrefillMeter::WarmUp(ParallelExecutor& executor, PagePool& pool) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const double seconds = std::max(1e-6, took.count());
     std::lock_guard lock(mutex_);
-    speeds_[LengthOf(length)] = {length / seconds, cost_.Of(0, length) / seconds};
+    length_ = LengthOf(length);
+    tokens_per_s_ = length / seconds;
+    cost_per_s_ = cost_.Of(0, length) / seconds;
   }
   return absl::OkStatus();
 }
@@ -47,41 +55,30 @@ void PrefillMeter::SetQueued(int64_t& share, int64_t tokens) {
   share = tokens;
 }
 
-size_t PrefillMeter::LengthOf(double tokens) {
-  return std::min<size_t>(std::bit_width(static_cast<uint64_t>(std::max(1.0, tokens))), kLengths) - 1;
-}
-
-PrefillMeter::Speed PrefillMeter::speed() const {
-  const auto longest =
-      std::find_if(speeds_.rbegin(), speeds_.rend(), [](const Speed& speed) { return speed.tokens_per_s > 0; });
-  return longest == speeds_.rend() ? Speed() : *longest;
-}
-
 void PrefillMeter::Add(double tokens, double cost, double seconds) {
   if (tokens <= 0) return;
-  const Speed seen{tokens / std::max(seconds, 1e-6), cost / std::max(seconds, 1e-6)};
+  seconds = std::max(seconds, 1e-6);
   std::lock_guard lock(mutex_);
-  Speed& speed = speeds_[LengthOf(tokens)];
-  // The first long pass may have had caches to fill: it counts no more than another one.
-  if (speed.tokens_per_s == 0) speed = this->speed();
-  const double weight = speed.tokens_per_s > 0 ? kSmoothing : 1;
-  speed.tokens_per_s += weight * (seen.tokens_per_s - speed.tokens_per_s);
-  speed.cost_per_s += weight * (seen.cost_per_s - speed.cost_per_s);
+  if (LengthOf(tokens) < length_) return;
+  length_ = LengthOf(tokens);
+  // The first pass of its length may have had caches to fill: it counts no more than another one.
+  const double weight = tokens_per_s_ > 0 ? kSmoothing : 1;
+  tokens_per_s_ += weight * (tokens / seconds - tokens_per_s_);
+  cost_per_s_ += weight * (cost / seconds - cost_per_s_);
 }
 
 double PrefillMeter::RecomputeSeconds(int64_t first, int32_t count) const {
   const double cost = cost_.Of(first, count);
   std::lock_guard lock(mutex_);
-  return cost / std::max(speed().cost_per_s, 1.0);
+  return cost / std::max(cost_per_s_, 1.0);
 }
 
 PrefillLoad PrefillMeter::load(size_t queued_requests) const {
   std::lock_guard lock(mutex_);
-  const Speed now = speed();
   return {.queued_requests = queued_requests,
           .queued_tokens = queued_tokens_,
-          .tokens_per_s = now.tokens_per_s,
-          .first_tokens_per_s = now.cost_per_s / cost_.PerToken(),
+          .tokens_per_s = tokens_per_s_,
+          .first_tokens_per_s = cost_per_s_ / cost_.PerToken(),
           .pair_cost = cost_.PerPair() / cost_.PerToken()};
 }
 

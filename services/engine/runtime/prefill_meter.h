@@ -1,7 +1,6 @@
 // Measures the work and the speed of a prefill engine, for placement and the store.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <mutex>
 
@@ -45,19 +44,12 @@ class PrefillMeter {
   PrefillLoad load(size_t queued_requests) const;
 
  private:
-  struct Speed {
-    double tokens_per_s = 0;  // 0: no such pass yet
-    double cost_per_s = 0;
-  };
-  static constexpr size_t kLengths = 10;  // up to a token, 2 to 3, 4 to 7, ... 512 and more
-
-  static size_t LengthOf(double tokens);
-  Speed speed() const;  // holds mutex_
-
   const PrefillCost cost_;
   mutable std::mutex mutex_;  // guards all below
   int64_t queued_tokens_ = 0;
-  std::array<Speed, kLengths> speeds_;  // by the length of passes
+  int length_ = 0;  // bits of the longest pass; shorter ones do not count
+  double tokens_per_s_ = 0;
+  double cost_per_s_ = 0;
 };
 
 }  // namespace spl::engine
