@@ -10,6 +10,7 @@
 #include "services/chunk/chunk_header.h"
 #include "services/chunk/remote/chunk_wire.h"
 #include "services/chunk/remote/rma_client.h"
+#include "services/chunk/remote/store_call.h"
 #include "spl/v1/kvstore.grpc.pb.h"
 
 namespace spl::chunk {
@@ -60,7 +61,7 @@ class GrpcChunkStore final : public RemoteChunkStore {
     return arguments;
   }
   absl::Status Explain(const grpc::Status& status) const {
-    return Annotate(FromGrpcStatus(status), "chunk store " + address_);
+    return Annotate(FromStoreStatus(status), "chunk store " + address_);
   }
 
   const std::string address_;

@@ -9,6 +9,7 @@
 #include "services/base/status.h"
 #include "services/chunk/chunk_header.h"
 #include "services/chunk/remote/chunk_wire.h"
+#include "services/chunk/remote/store_call.h"
 
 namespace spl::chunk {
 namespace {
@@ -125,7 +126,7 @@ class RmaClient::FetchRun {
     AddTrace(pending_->context, CurrentTrace());
     pending_->context.set_deadline(ToGrpcDeadline(deadline_));
     client_.stub_->async()->Lease(&pending_->context, &pending_->request, &pending_->response,
-                                  [p = pending_.get()](grpc::Status status) { p->done.Set(FromGrpcStatus(status)); });
+                                  [p = pending_.get()](grpc::Status status) { p->done.Set(FromStoreStatus(status)); });
   }
 
   // Posts copies until enough are in flight. Waits for a lease only when there is nothing else to do.
@@ -290,7 +291,7 @@ absl::StatusOr<std::shared_ptr<RmaClient::Connection>> RmaClient::Connect(Deadli
     grpc::ClientContext context;
     context.set_deadline(ToGrpcDeadline(std::min(deadline, now + kConnectTimeout)));
     v1::DataEndpoint endpoint;
-    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->GetDataEndpoint(&context, {}, &endpoint)));
+    SPLICE_RETURN_IF_ERROR(FromStoreStatus(stub_->GetDataEndpoint(&context, {}, &endpoint)));
     const transport::RemoteMemory remote{endpoint.address(), endpoint.rkey(), endpoint.base(), endpoint.size(),
                                          endpoint.host_id()};
     SPLICE_ASSIGN_OR_RETURN(
@@ -370,7 +371,7 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk* const> chunks, const Pu
     v1::ReservePutRequest request;
     for (const Chunk* const chunk : chunks) *request.add_chunks() = MetaFromHeader(chunk->header);
     *request.mutable_options() = PutOptionsToWire(options);
-    SPLICE_RETURN_IF_ERROR(FromGrpcStatus(stub_->ReservePut(&context, request, &reserved)));
+    SPLICE_RETURN_IF_ERROR(FromStoreStatus(stub_->ReservePut(&context, request, &reserved)));
   }
   const auto count = static_cast<int>(chunks.size());
   std::vector<transport::PutOp> ops;
@@ -410,7 +411,7 @@ absl::Status RmaClient::PutWindow(std::span<const Chunk* const> chunks, const Pu
   v1::CommitPutRequest request;
   request.set_reservation_id(reserved.reservation_id());
   v1::PutChunksResponse response;
-  status = FromGrpcStatus(stub_->CommitPut(&context, request, &response));
+  status = FromStoreStatus(stub_->CommitPut(&context, request, &response));
   if (status.code() == absl::StatusCode::kNotFound) return absl::UnavailableError(status.message());  // expired: again
   SPLICE_RETURN_IF_ERROR(status);
   stored.report.num_stored += response.num_stored();

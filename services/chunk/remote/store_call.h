@@ -1,4 +1,4 @@
-// A unary call to one chunk store of several.
+// Calls to a chunk store, one of several perhaps.
 #pragma once
 
 #include <chrono>
@@ -15,6 +15,13 @@ inline bool IsLoss(const absl::Status& status) {
   return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;
 }
 
+// The status of a call to a store, which nobody here has cancelled. Cancelled comes from a store that stops: it ends
+// the calls that it has. That is a loss, and Unavailable.
+inline absl::Status FromStoreStatus(const grpc::Status& status) {
+  if (status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpcStatus(status);
+  return absl::UnavailableError("the store stopped during the call");
+}
+
 template <typename Stub>
 struct StoreMember {
   std::string address;
@@ -29,7 +36,7 @@ absl::StatusOr<Response> CallStore(const StoreMember<Stub>& member,
   grpc::ClientContext context;
   context.set_deadline(ToGrpcDeadline(deadline));
   Response response;
-  const absl::Status status = FromGrpcStatus((member.stub.get()->*method)(&context, request, &response));
+  const absl::Status status = FromStoreStatus((member.stub.get()->*method)(&context, request, &response));
   if (!status.ok()) return IsLoss(status) ? Annotate(status, "chunk store " + member.address) : status;
   return response;
 }

@@ -9,9 +9,9 @@
 namespace spl::router {
 namespace {
 
-bool IsLoss(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded ||
-         status.code() == absl::StatusCode::kResourceExhausted;
+// The store's answer that no version is current. Any other error says nothing about that.
+bool IsNone(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kNotFound || status.code() == absl::StatusCode::kFailedPrecondition;
 }
 
 }  // namespace
@@ -68,8 +68,8 @@ std::optional<KbCache::Found> KbCache::KnownLocked(Entry& entry, Time now) {
     return std::nullopt;
   }
   if (!breaker_.closed()) return lost_;
-  // Look again sooner after "there is none": it may be published at any moment. A store that did not answer can wait.
-  const Time fresh_since = now - (IsLoss(entry.status) ? 2 * options_.poll_interval : options_.poll_interval / 5);
+  // Look again sooner after "there is none": it may be published at any moment. A store that failed can wait.
+  const Time fresh_since = now - (IsNone(entry.status) ? options_.poll_interval / 5 : 2 * options_.poll_interval);
   if (entry.looked_at >= fresh_since) return entry.status;
   return std::nullopt;
 }
@@ -106,7 +106,7 @@ void KbCache::Load(const Key& key, Entry& entry, Time not_before, bool probe) {
   std::lock_guard lock(mutex_);
   entry.is_loading = false;
   entry.looked_at = started;
-  if (!IsLoss(status) && !status.ok()) {
+  if (IsNone(status)) {
     entry.current = nullptr;
     entry.uid.clear();
     entry.text_bytes = 0;
