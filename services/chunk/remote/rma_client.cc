@@ -3,7 +3,6 @@
 #include <condition_variable>
 #include <deque>
 
-#include "services/base/grpc_status.h"
 #include "services/base/grpc_trace.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
