@@ -11,6 +11,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -61,6 +62,14 @@ constexpr std::string_view kParts[] = {"GET /x HTTP/1.1\r\n",
                                        "fffffffffffffffff\r\n",
                                        "-1\r\n"};
 
+// Calls again what a signal has interrupted: the fuzzer's timer rings every few seconds.
+template <typename Call>
+auto Uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 [[noreturn]] void Die(const char* what) {
   std::fprintf(stderr, "http_framing_fuzz: %s\n", what);
   std::abort();
@@ -103,10 +112,14 @@ class Target {
     to.sin_port = htons(ParseHostPort(server_->address())->port);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0) Die("cannot connect");
+    // An interrupted connect goes on by itself; the next call says that it has ended.
+    const int connected =
+        Uninterrupted([&] { return connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)); });
+    if (connected != 0 && errno != EISCONN) Die("cannot connect");
     for (size_t at = 0; at < bytes.size(); at += piece) {
       const std::string_view next = bytes.substr(at, piece);
-      if (send(fd, next.data(), next.size(), MSG_NOSIGNAL) < 0) break;  // closed after an error: right
+      if (Uninterrupted([&] { return send(fd, next.data(), next.size(), MSG_NOSIGNAL); }) < 0)
+        break;  // closed after an error: right
     }
     shutdown(fd, SHUT_WR);
     std::string reply;
@@ -115,7 +128,7 @@ class Target {
     while (true) {
       pollfd ready{.fd = fd, .events = POLLIN};
       if (poll(&ready, 1, 1000) > 0) {
-        const ssize_t n = recv(fd, buffer, sizeof(buffer), 0);
+        const ssize_t n = Uninterrupted([&] { return recv(fd, buffer, sizeof(buffer), 0); });
         if (n <= 0) break;
         reply.append(buffer, static_cast<size_t>(n));
       }
