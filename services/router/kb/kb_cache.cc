@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "services/base/log.h"
+#include "services/chunk/remote/store_call.h"
 #include "services/router/request/api_error.h"
 
 namespace spl::router {
@@ -111,6 +112,9 @@ void KbCache::Load(const Key& key, Entry& entry, Time not_before, bool probe) {
     entry.uid.clear();
     entry.text_bytes = 0;
     entry.revision = 0;
+  } else if (entry.current != nullptr && !status.ok() && status != lost_ && status.code() != entry.status.code()) {
+    // Callers get the version that is known, and no error.
+    log::Error("router.kb_not_read", log::F("name", key.second), log::F("cause", status));
   }
   entry.status = status;
 }
@@ -118,12 +122,12 @@ void KbCache::Load(const Key& key, Entry& entry, Time not_before, bool probe) {
 // The status for callers. A store that does not answer is the cluster's fault, whatever its error; its address is for
 // operators only.
 absl::Status KbCache::NoteAnswer(const absl::Status& status) {
-  const bool timed_out = status.code() == absl::StatusCode::kDeadlineExceeded;
-  if (!timed_out && status.code() != absl::StatusCode::kUnavailable) {
+  if (!chunk::IsLoss(status)) {
     if (breaker_.Succeeded()) log::Info("router.kb_store_answers");
     return status;
   }
-  if (breaker_.Failed(timed_out)) log::Warning("router.kb_store_lost", log::F("status", status));
+  if (breaker_.Failed(/*timed_out=*/status.code() == absl::StatusCode::kDeadlineExceeded))
+    log::Warning("router.kb_store_lost", log::F("status", status));
   return lost_;
 }
 

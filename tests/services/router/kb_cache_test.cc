@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "services/base/log.h"
+
 namespace spl::router {
 namespace {
 
@@ -79,12 +81,18 @@ class Failures : public KbCacheTest {};
 TEST_P(Failures, LeaveTheVersionThatIsKnown) {
   ASSERT_TRUE(cache_->Current(kOwner, "b").ok());
   records_->FailWith(absl::Status(GetParam(), "injected"));
+  log::SetLevel(log::Level::kInfo);
+  ::testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i) {
     cache_->Refresh(kOwner, "b");
     const KbCache::Found found = cache_->Current(kOwner, "b");
     ASSERT_TRUE(found.ok()) << found.status();
     EXPECT_EQ((*found)->version, 1u);
   }
+  // Nobody else says it, and it is said once.
+  const std::string logged = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(logged.find("injected"), std::string::npos);
+  EXPECT_EQ(logged.find("injected"), logged.rfind("injected")) << logged;
   EXPECT_FALSE(cache_->Current(kOwner, "unknown").ok());
   records_->FailWith(absl::OkStatus());
   cache_->Refresh(kOwner, "b");
