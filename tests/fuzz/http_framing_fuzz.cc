@@ -11,7 +11,6 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +21,7 @@
 
 #include "services/base/address.h"
 #include "services/router/http/http_server.h"
+#include "tests/support/uninterrupted.h"
 
 namespace spl::router {
 namespace {
@@ -61,14 +61,6 @@ constexpr std::string_view kParts[] = {"GET /x HTTP/1.1\r\n",
                                        "ffffffffffffffff\r\n",
                                        "fffffffffffffffff\r\n",
                                        "-1\r\n"};
-
-// Calls again what a signal has interrupted: the fuzzer's timer rings every few seconds.
-template <typename Call>
-auto Uninterrupted(const Call& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
 
 [[noreturn]] void Die(const char* what) {
   std::fprintf(stderr, "http_framing_fuzz: %s\n", what);
@@ -112,13 +104,10 @@ class Target {
     to.sin_port = htons(ParseHostPort(server_->address())->port);
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    // An interrupted connect goes on by itself; the next call says that it has ended.
-    const int connected =
-        Uninterrupted([&] { return connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)); });
-    if (connected != 0 && errno != EISCONN) Die("cannot connect");
+    if (!testing::Connected(fd, to)) Die("cannot connect");
     for (size_t at = 0; at < bytes.size(); at += piece) {
       const std::string_view next = bytes.substr(at, piece);
-      if (Uninterrupted([&] { return send(fd, next.data(), next.size(), MSG_NOSIGNAL); }) < 0)
+      if (testing::Uninterrupted([&] { return send(fd, next.data(), next.size(), MSG_NOSIGNAL); }) < 0)
         break;  // closed after an error: right
     }
     shutdown(fd, SHUT_WR);
@@ -128,7 +117,7 @@ class Target {
     while (true) {
       pollfd ready{.fd = fd, .events = POLLIN};
       if (poll(&ready, 1, 1000) > 0) {
-        const ssize_t n = Uninterrupted([&] { return recv(fd, buffer, sizeof(buffer), 0); });
+        const ssize_t n = testing::Uninterrupted([&] { return recv(fd, buffer, sizeof(buffer), 0); });
         if (n <= 0) break;
         reply.append(buffer, static_cast<size_t>(n));
       }

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -43,6 +42,7 @@
 #include "spl/v1/kvstore_records.pb.h"
 #include "spl/v1/prefill.pb.h"
 #include "tests/support/ticket_checksums.h"
+#include "tests/support/uninterrupted.h"
 
 namespace spl {
 namespace {
@@ -337,22 +337,15 @@ class Cluster {
     to.sin_port = htons(Must(ParseHostPort(router_->http_address())).port);
     const linger at_once{.l_onoff = 1, .l_linger = 0};  // a local port is free again when the connection is closed
     ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    // The fuzzer's own signals and the leak detector interrupt calls.
-    const auto again = [](const auto& call) {
-      auto result = call();
-      while (result < 0 && errno == EINTR) result = call();
-      return result;
-    };
-    if (fd < 0 || again([&] { return ::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to); }) != 0)
-      std::abort();
+    if (fd < 0 || !testing::Connected(fd, to)) std::abort();
     (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     ::shutdown(fd, SHUT_WR);
     char buffer[4096];
     pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
     do {
-      if (again([&] { return ::poll(&ready, 1, static_cast<int>(kHang.count())); }) != 1)
+      if (testing::Uninterrupted([&] { return ::poll(&ready, 1, static_cast<int>(kHang.count())); }) != 1)
         std::abort();  // it neither answers nor closes
-    } while (again([&] { return ::recv(fd, buffer, sizeof buffer, 0); }) > 0);
+    } while (testing::Uninterrupted([&] { return ::recv(fd, buffer, sizeof buffer, 0); }) > 0);
     ::close(fd);
   }
 

@@ -5,9 +5,7 @@
 
 #include <memory>
 
-#include "services/base/tls.h"
 #include "services/chunk/remote/cluster_chunk_store.h"
-#include "services/chunk/remote/namespace_client.h"
 #include "services/chunk/remote/record_client.h"
 #include "services/chunk/remote/remote_chunk_store.h"
 #include "spl/v1/kvstore.grpc.pb.h"
@@ -79,7 +77,7 @@ TEST_F(StoppingStoreTest, CallsForChunksAreLost) {
   EXPECT_EQ(store->Put({&chunk, 1}, Soon()).code(), absl::StatusCode::kUnavailable);
 }
 
-// The one store of the cluster is left alone after the first loss: a miss, and no failure of the prompt.
+// The one store of the cluster is left alone after the first loss: a miss, and no error.
 TEST_F(StoppingStoreTest, AClusterOfStoresGoesOnWithoutIt) {
   const auto cluster = std::move(ClusterChunkStore::Connect(address_, {}, {})).value();
   const ChunkKey key = TestKey(1);
