@@ -70,10 +70,13 @@ __device__ inline void StoreShared16(uint32_t address, uint32_t x, uint32_t y, u
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 __device__ inline void CpAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all groups that CpAsyncCommit closed but the last kPending. A copy that no group has is not waited for.
 template <int kPending>
 __device__ inline void CpAsyncWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+// Waits for all copies of this thread, in a group or not.
+__device__ inline void CpAsyncWaitAll() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ inline void LdMatrix4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

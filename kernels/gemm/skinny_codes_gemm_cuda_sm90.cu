@@ -130,7 +130,7 @@ __device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_r
           float2{total[f / 2][f % 2 * 2], total[f / 2][f % 2 * 2 + 1]};
     }
   }
-  if constexpr (kCodes != Codes::kFp8) CpAsyncWait<0>();  // the factors of the next tile
+  if constexpr (kCodes != Codes::kFp8) CpAsyncWaitAll();  // the factors of the next tile
   __syncthreads();  // a set is written again after all have passed the one of the next tile
   for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * Warps(kCodes)) {
     const int in_tile = i % kFeatures, row = i / kFeatures;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(32 * Warps(kCodes), 1)
   if (lane == 0) ring.Begin();  // while the kernel in front may still be making x
   if constexpr (kCodes != Codes::kFp8) {
     CopyFactors<kCodes, kFeatures, 32 * kWarps>(p, blockIdx.x, factors(0));
-    CpAsyncWait<0>();
+    CpAsyncWaitAll();
     __syncthreads();
   }
   WaitForPrevious();

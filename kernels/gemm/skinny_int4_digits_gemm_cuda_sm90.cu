@@ -83,7 +83,7 @@ __device__ __forceinline__ void StoreTile(const Params& p, int tile, int first_r
       if (c % 2 == 0) set[warp * size + (16 * f + 8 * k + first_row) * rows + c / 2] = sum;
     }
   }
-  CpAsyncWait<0>();  // the factors of the next tile
+  CpAsyncWaitAll();  // the factors of the next tile
   __syncthreads();   // a set is written again after all have passed the one of the next tile
   for (int i = threadIdx.x; i < kFeatures * p.num_rows; i += 32 * kWarps) {
     const int in_tile = i % kFeatures, row = i / kFeatures;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   Ring ring(p, codes_map, smem, num_tiles);
   if (lane == 0) ring.Begin();  // while the kernel in front may still be making x
   CopyFactors<Codes::kInt4, kFeatures, 32 * kWarps>(p, blockIdx.x, factors(0));
-  CpAsyncWait<0>();
+  CpAsyncWaitAll();
   __syncthreads();
   WaitForPrevious();
   const DigitX x{SmemAddress(smem + at.x), reinterpret_cast<float*>(smem + at.x_scales),

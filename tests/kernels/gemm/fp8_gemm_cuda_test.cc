@@ -186,6 +186,22 @@ TEST(Fp8GemmCuda, TilesOfOneOrderAgree) {
   }
 }
 
+// Blocks that have many tiles in turn, as in an 8B model: the scales of a tile must have arrived when it begins, also
+// while memory is busy.
+TEST(Fp8GemmCuda, BlocksWithManyTilesRepeatTheirBits) {
+  if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
+  Random random(64);
+  constexpr int64_t kOut = 28672, kIn = 4096;
+  const Problem p(random, kOut, kIn, kFp8Group);
+  const Product product{"Fp8Gemm", &Fp8Gemm, true, false};
+  for (const int64_t rows : {1, 2, 8, 17}) {
+    const std::vector<float> first = p.Multiply(product, 0, rows, true);
+    EXPECT_LT(p.WorstError(first, rows, true), 4 + 2 * std::sqrt(static_cast<double>(kIn))) << rows << " rows";
+    for (int i = 0; i < 4; ++i)
+      EXPECT_TRUE(testing::BitwiseEqual(p.Multiply(product, 0, rows, true), first)) << rows << " rows";
+  }
+}
+
 TEST_P(Fp8GemmCudaTest, RefusesWhatItDoesNotServe) {
   const DeviceBuffer<uint16_t> x(64 * 32);
   const DeviceBuffer<uint8_t> w(64 * 32);

@@ -187,6 +187,21 @@ TEST_P(Int4GemmCudaTest, ABf16ResultIsTheF32OneRounded) {
   }
 }
 
+// Blocks that have many tiles in turn, and long rows, as in an 8B model: the scales of a tile must have arrived when it
+// begins, also while memory is busy.
+TEST_P(Int4GemmCudaTest, BlocksWithManyTilesRepeatTheirBits) {
+  Random random(84);
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{28672, 4096}, {4096, 14336}}) {
+    const Problem p(random, out, in, 128, false);
+    for (const int64_t rows : {1, 2, 8}) {
+      const std::vector<float> first = p.Multiply(GetParam(), 0, rows, true);
+      EXPECT_LT(p.WorstError(first, rows, true), 4 + 2 * std::sqrt(static_cast<double>(in))) << p.Name();
+      for (int i = 0; i < 4; ++i)
+        EXPECT_TRUE(testing::BitwiseEqual(p.Multiply(GetParam(), 0, rows, true), first)) << p.Name() << ", " << rows;
+    }
+  }
+}
+
 // A row with an infinity or a NaN gives nothing finite, and the others what they give without it.
 TEST_P(Int4GemmCudaTest, WhatIsNotFiniteStaysInItsRow) {
   Random random(83);
