@@ -62,78 +62,112 @@ struct TileWords {
   }
 };
 
-// A warp's ring of tiles in shared memory. The tiles are taken in the order in which they were loaded, and then once
-// more from the last one to the first: those that are still in the ring need not be read again, and the ones behind
-// them were read last, so that the second-level cache has them more likely than the first ones.
+// A warp's ring of tiles in shared memory. The tiles are taken in the order in which they were loaded, two at a time,
+// and then once more from the last one to the first: those that are still in the ring need not be read again, and the
+// ones behind them were read last, so that the second-level cache has them more likely than the first ones.
+//
+// Behind each two that are taken one load is asked for, be it empty: what is waited for is counted in loads.
 class TileRing {
  public:
   static constexpr int kMaxStages = 16;
-  // Bytes of a warp's barriers, and of its tiles.
-  static constexpr int kBarrierBytes = 8 * kMaxStages;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
-  // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the
-  // barriers are, also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its
-  // place.
-  __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
-      : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
-    if (static_cast<int>(threadIdx.x) % 32 < stages) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
-    MbarrierInitFence();
-    __syncwarp();
-  }
+  // tiles: this warp's shared memory, 16-byte aligned. stages is even.
+  __device__ __forceinline__ TileRing(char* tiles, int stages)
+      : stages_(stages), lane_(static_cast<int>(threadIdx.x) % 32), tiles_(SmemAddress(tiles)) {}
   __device__ __forceinline__ int stages() const { return stages_; }
-  // Tiles n and, if num is 2, n + 1 go to the next stages, which no lane reads any more. Lane i % 32 knows where tile i
-  // is.
-  __device__ __forceinline__ void Load(int n, int num, const std::byte* tile) {
-    const int which = static_cast<int>(threadIdx.x - n) & 31, stage = load_ + which;
-    if (which < num) Fetch(stage >= stages_ ? stage - stages_ : stage, tile);
+  // Tiles n and n + 1, as many as num says, go to the next stages, which no lane reads any more. Lane i % 32 knows
+  // where tile i is. All lanes.
+  __device__ __forceinline__ void Load(int n, int num, const std::byte* place) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if (m < num) Copy(load_ + m >= stages_ ? load_ + m - stages_ : load_ + m, Of(n + m, place));
+    }
+    CpAsyncCommit();
     load_ = load_ + num >= stages_ ? load_ + num - stages_ : load_ + num;
   }
-  // Where the next tile in order is, once it is there.
-  __device__ __forceinline__ uint32_t Take() {
+  // The next tiles, one or two, once they are there. A single one stands for both.
+  __device__ __forceinline__ void Take(int num, uint32_t (&tiles)[2]) {
     Wait();
-    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
-    take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
-    return tile;
+    tiles[0] = At(take_);
+    if (num == 2) take_ = Next(take_);
+    tiles[1] = At(take_);
+    take_ = Next(take_);
   }
-  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first,
-  // if LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
-  __device__ __forceinline__ void TurnBack(int num_tiles) {
-    take_ = load_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    num_resident_ = min(num_tiles, stages_);
-  }
-  // Tiles n and, if num is 2, n - 1; as Load.
-  __device__ __forceinline__ void LoadBack(int n, int num, const std::byte* tile) {
-    const int which = static_cast<int>(n - threadIdx.x) & 31, stage = load_ - which;
-    if (which < num) Fetch(stage < 0 ? stage + stages_ : stage, tile);
+  // Behind the last tile: TakeBack gives them from the last one to the first, of which the first stages() are still
+  // here (resident), if LoadBack is called for the tiles that are stages() before those taken, as soon as they have
+  // been read.
+  __device__ __forceinline__ void TurnBack() { take_ = load_ = Previous(take_); }
+  // Tiles n and n - 1; as Load.
+  __device__ __forceinline__ void LoadBack(int n, int num, const std::byte* place) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if (m < num) Copy(load_ - m < 0 ? load_ - m + stages_ : load_ - m, Of(n - m, place));
+    }
+    CpAsyncCommit();
     load_ = load_ - num < 0 ? load_ - num + stages_ : load_ - num;
   }
-  __device__ __forceinline__ uint32_t TakeBack() {
-    if (num_resident_ > 0) {
-      --num_resident_;  // not read anew
-    } else {
-      Wait();
-    }
-    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
-    take_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    return tile;
+  // tiles[1] is the later one.
+  __device__ __forceinline__ void TakeBack(int num, bool resident, uint32_t (&tiles)[2]) {
+    if (!resident) Wait();
+    tiles[1] = At(take_);
+    if (num == 2) take_ = Previous(take_);
+    tiles[0] = At(take_);
+    take_ = Previous(take_);
   }
 
  private:
-  __device__ __forceinline__ void Fetch(int stage, const std::byte* tile) {
-    const uint32_t bar = barriers_ + 8 * stage;
-    MbarrierArriveExpect(bar, kPackedTileBytes);
-    BulkLoad(tiles_ + stage * kPackedTileBytes, tile, kPackedTileBytes, bar);
+  __device__ __forceinline__ uint32_t At(int stage) const { return tiles_ + stage * kPackedTileBytes; }
+  __device__ __forceinline__ int Next(int stage) const { return stage + 1 == stages_ ? 0 : stage + 1; }
+  __device__ __forceinline__ int Previous(int stage) const { return stage == 0 ? stages_ - 1 : stage - 1; }
+  static __device__ __forceinline__ const std::byte* Of(int n, const std::byte* place) {
+    return reinterpret_cast<const std::byte*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(place), n & 31));  // NOLINT: the type it takes
   }
-  __device__ __forceinline__ void Wait() {
-    MbarrierWait(barriers_ + 8 * take_, parities_ >> take_ & 1);
-    parities_ ^= 1u << take_;
+  __device__ __forceinline__ void Copy(int stage, const std::byte* tile) {
+    constexpr int kPieces = kPackedTileBytes / 16;
+    static_assert(kPackedTileBytes % 16 == 0 && kPieces > 64 && kPieces <= 96);
+    const std::byte* const from = tile + lane_ * 16;
+    const uint32_t to = At(stage) + lane_ * 16;
+    CpAsync16(to, from, true);
+    CpAsync16(to + 512, from + 512, true);
+    if (lane_ < kPieces - 64) CpAsync16(to + 1024, from + 1024, true);
+  }
+  // All but the last stages / 2 - 1 loads are there.
+  __device__ __forceinline__ void Wait() const {
+    static_assert(kMaxStages == 16);
+    switch (stages_ / 2) {
+      case 1:
+        CpAsyncWait<0>();
+        break;
+      case 2:
+        CpAsyncWait<1>();
+        break;
+      case 3:
+        CpAsyncWait<2>();
+        break;
+      case 4:
+        CpAsyncWait<3>();
+        break;
+      case 5:
+        CpAsyncWait<4>();
+        break;
+      case 6:
+        CpAsyncWait<5>();
+        break;
+      case 7:
+        CpAsyncWait<6>();
+        break;
+      default:
+        CpAsyncWait<7>();
+        break;
+    }
+    __syncwarp();
   }
 
-  const int stages_;
-  const uint32_t barriers_, tiles_;
-  int load_ = 0, take_ = 0, num_resident_ = 0;
-  uint32_t parities_ = 0;  // parity of each stage's next load
+  const int stages_, lane_;
+  const uint32_t tiles_;
+  int load_ = 0, take_ = 0;
 };
 
 // Products of a warp's tile with the query heads of a stream. kWide: up to 8 heads, one a column of the mma, which is

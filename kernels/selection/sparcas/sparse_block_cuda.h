@@ -105,7 +105,6 @@ __device__ __noinline__ void Pack(const Params& p, SmemT& s, const PackStep& x) 
     packed_keys::PackTile(Keys{reinterpret_cast<Element*>(half), Pages::kDim}, dim,
                           PackedTile<Pages>(p, x.pages, tile));
   }
-  asm volatile("fence.proxy.async.global;" ::: "memory");  // the ring reads them
   __syncthreads();
 }
 
