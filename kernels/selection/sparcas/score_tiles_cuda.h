@@ -24,19 +24,20 @@ class TileScorer {
   static constexpr int kLaneHeads = Products::kLaneHeads, kSums = kWide ? 1 : 2;  // sums of a lane and head
   using Cursor = TileCursor<kWarps>;
 
-  // part: of the block, of positions below choosable. tiles: shared memory for the rings of all warps; keys: for the
-  // keys of the part's positions.
+  // part: of the block, of positions below choosable. tiles: shared memory for the rings of all warps and then
+  // the keys of the part's positions.
   __device__ __forceinline__ TileScorer(const Params& p, SmemT& s, const Part& part, int32_t choosable,
-                                        const int32_t* pages, char* tiles, uint32_t* keys)
+                                        const int32_t* pages, char* tiles)
       : p_(p),
         s_(s),
         part_(part),
         choosable_(choosable),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        keys_(keys),
+        keys_(reinterpret_cast<uint32_t*>(tiles + kWarps * packed_keys::TileRing::Bytes(p.stages))),
         ring_(tiles + warp_ * packed_keys::TileRing::Bytes(p.stages), p.stages),
         places_(p, pages, part, warp_) {}
 
+  __device__ __forceinline__ uint32_t* keys() const { return keys_; }
   // Asks for the place of the first tiles.
   __device__ __forceinline__ void Locate() {
     if (places_.num() > 0) places_.Of(0);
@@ -323,7 +324,7 @@ class TileScorer {
 
   const Params& p_;
   SmemT& s_;
-  const Part& part_;
+  const Part part_;
   const int32_t choosable_;
   const int warp_;
   uint32_t* const keys_;

@@ -37,9 +37,7 @@ class StreamStep {
         own_pages_(rows_ + p.block_entries),
         listed_(reinterpret_cast<uint32_t*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
         max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint32_t)),
-        keys_(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(listed_) +
-                                          kWarps * packed_keys::TileRing::Bytes(p.stages))),
-        scorer_(p, s_, part_, choosable_, pages_, reinterpret_cast<char*>(listed_), keys_) {}
+        scorer_(p, s_, part_, choosable_, pages_, reinterpret_cast<char*>(listed_)) {}
 
   __device__ __forceinline__ void Run() {
     const int32_t flags = p_.selection.flags | p_.selection.plan;
@@ -71,7 +69,7 @@ class StreamStep {
       const ChoiceBins bins = WeightBins(static_cast<float>(p_.group), num_chosen);
       scorer_.Weigh(bins, end, p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride);
       Choice::Choose(s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
-                     static_cast<uint32_t>(num_chosen), bins, keys_, s_.picked,
+                     static_cast<uint32_t>(num_chosen), bins, scorer_.keys(), s_.picked,
                      // Noted first, for a lane may have many and others none.
                      [&](int i, uint32_t n, uint32_t place) {
                        if (n < max_listed_) {
@@ -203,7 +201,6 @@ class StreamStep {
   uint32_t* const listed_;    // chosen positions of this block, counted from its first; in the place of the tiles. Then
                               // Results
   const uint32_t max_listed_;
-  uint32_t* const keys_;  // keys of this block's positions
   TileScorer<kBlocks, kThreads, kWide, Pages> scorer_;
 };
 
