@@ -45,9 +45,9 @@ Layout LayoutOf(int64_t max_kv_len, int64_t list_stride) {
   l.block_tiles = static_cast<int32_t>((kUnits + kBlocks - 1) / kBlocks * unit);
   const auto most = static_cast<int>(std::min(list_stride, max_kv_len));
   l.block_entries = listed_rows::PartEntries(most) * (listed_rows::kParts / kBlocks);
-  const int64_t keys = int64_t{l.block_tiles} * kTile * 4;
-  const int64_t fixed =
-      static_cast<int64_t>(sizeof(SmemT)) + int64_t{l.block_entries} * 4 + (l.block_tiles + 3) / 4 * 16 + keys;
+  const int64_t keys = int64_t{l.block_tiles} * kTile * 4, barriers = kWarps * packed_keys::TileRing::kBarrierBytes;
+  const int64_t fixed = static_cast<int64_t>(sizeof(SmemT)) + int64_t{l.block_entries} * 4 +
+                        (l.block_tiles + 3) / 4 * 16 + keys + barriers;
   constexpr int64_t kStageBytes = int64_t{kWarps} * kPackedTileBytes;
   const int64_t of_warp = (kUnits / kBlocks + kWarps - 1) / kWarps * unit;  // tiles
   l.stages = static_cast<int32_t>(std::clamp<int64_t>(

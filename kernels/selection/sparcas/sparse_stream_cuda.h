@@ -30,14 +30,16 @@ class StreamStep {
         budget_(min(staged_.budget, static_cast<int32_t>(p.list_stride))),
         choosable_(max(kv_len_ - staged_.recent, 0)),
         part_(choosable_, rank, kBlocks, kUnits),
-        pages_(p.selection.CompactPages(sequence, head)),
+        list_pages_(p.selection.compact_tables == nullptr ? nullptr : p.selection.ListPages(sequence, head)),
+        pages_(list_pages_ + staged_.list_pages),
         table_(p.batch.page_tables + p.batch.table_offset[sequence] + head * p.batch.head_stride),
         q_(p.q + sequence * p.q_row_stride + int64_t{head} * p.group * kDim),
         rows_(reinterpret_cast<int32_t*>(raw + sizeof(SmemT))),
         own_pages_(rows_ + p.block_entries),
-        listed_(reinterpret_cast<uint32_t*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
+        barriers_(reinterpret_cast<char*>(own_pages_ + (p.block_tiles + 3) / 4 * 4)),
+        listed_(reinterpret_cast<uint32_t*>(barriers_ + kWarps * packed_keys::TileRing::kBarrierBytes)),
         max_listed_(kWarps * packed_keys::TileRing::Bytes(p.stages) / sizeof(uint32_t)),
-        scorer_(p, s_, part_, choosable_, pages_, reinterpret_cast<char*>(listed_)) {}
+        scorer_(p, s_, part_, choosable_, pages_, barriers_, reinterpret_cast<char*>(listed_)) {}
 
   __device__ __forceinline__ void Run() {
     const int32_t flags = p_.selection.flags | p_.selection.plan;
@@ -49,10 +51,13 @@ class StreamStep {
     // All that this thread needs from tables is asked for before any of it is waited for.
     const int32_t own = part_.first_tile + static_cast<int32_t>(threadIdx.x);
     const int32_t listed = known + rank_ * kThreads + static_cast<int32_t>(threadIdx.x);
-    const int32_t first_page = p_.selection.compact_tables == nullptr ? 0 : *p_.selection.ListPages(sequence_, head_);
+    const int32_t first_page = list_pages_ == nullptr ? 0 : *list_pages_;
     const int32_t own_page = own < part_.end_tile ? table_[own] : 0,
                   page = listed < kv_len_ ? table_[listed / kTile] : 0;
     scorer_.Locate();
+    // Brings the queries near, whose values are read once the previous kernel has written them.
+    if (static_cast<int>(threadIdx.x) < p_.group * kDim / 64)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(q_ + threadIdx.x * 64) : "memory");
     const int32_t dim = threadIdx.x < kPackedDims ? dims(parity())[threadIdx.x] : 0;
     Choice::Clear(s_.choice);
     if (first_page == kNoPage) return WaitForPrevious();
@@ -60,12 +65,14 @@ class StreamStep {
     if (own < part_.end_tile) own_pages_[threadIdx.x] = own_page;
     for (int32_t i = own + kThreads; i < part_.end_tile; i += kThreads) own_pages_[i - part_.first_tile] = table_[i];
     BringKeys(num_chosen > 0, dim);
-    if (listed < kv_len_) Deal(listed, page, num_chosen + (listed - known), entries);
-    for (int32_t j = listed + kBlocks * kThreads; j < kv_len_; j += kBlocks * kThreads)
-      Deal(j, table_[j / kTile], num_chosen + (j - known), entries);
-    if (rank_ == 0 && threadIdx.x == 0) p_.counts[stream_] = count;
+    const auto deal_known = [&] {
+      if (listed < kv_len_) Deal(listed, page, num_chosen + (listed - known), entries);
+      for (int32_t j = listed + kBlocks * kThreads; j < kv_len_; j += kBlocks * kThreads)
+        Deal(j, table_[j / kTile], num_chosen + (j - known), entries);
+      if (rank_ == 0 && threadIdx.x == 0) p_.counts[stream_] = count;
+    };
     if (num_chosen > 0) {
-      const auto end = scorer_.Score();
+      const auto end = scorer_.Score(deal_known);
       const ChoiceBins bins = WeightBins(static_cast<float>(p_.group), num_chosen);
       scorer_.Weigh(bins, end, p_.weights == nullptr ? nullptr : p_.weights + stream_ * p_.weights_stride);
       Choice::Choose(s_.choice, rank_, static_cast<uint32_t>(part_.begin), part_.end - part_.begin,
@@ -81,6 +88,7 @@ class StreamStep {
       __syncthreads();
       DealListed(entries);
     } else {
+      deal_known();
       C::Sync();
     }
     if (staged_.hot.any()) return;  // some of the rows are not in the pool yet
@@ -193,11 +201,13 @@ class StreamStep {
   const int sequence_, head_, stream_, rank_;
   const int32_t kv_len_, budget_, choosable_;  // positions below choosable_ may be chosen
   const Part part_;                            // its tiles of those
-  const int32_t* const pages_;
+  const int32_t* const list_pages_;            // null: the streams have no pages but those of keys and values
+  const int32_t* const pages_;                 // with packed keys
   const int32_t* const table_;
   const unsigned short* const q_;
   int32_t* const rows_;       // dealt to this block
   int32_t* const own_pages_;  // pages of this block's tiles
+  char* const barriers_;      // those of all rings
   uint32_t* const listed_;    // chosen positions of this block, counted from its first; in the place of the tiles. Then
                               // Results
   const uint32_t max_listed_;
