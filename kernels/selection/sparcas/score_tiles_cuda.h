@@ -149,7 +149,7 @@ class TileScorer {
   }
 
  private:
-  // The queries as a tile has them are noted where its weights will be, if they fit there.
+  // Queries are noted, as a tile rounds them, where its weights will be, if they fit there.
   static constexpr bool kNoted = sizeof(typename Products::Operands) * 32 <= kTile * sizeof(uint32_t);
   __device__ __forceinline__ uint2* NotedAt(int32_t tile) const {
     return reinterpret_cast<uint2*>(keys_ + (tile * kTile - part_.begin)) + threadIdx.x % 32;
@@ -206,7 +206,7 @@ class TileScorer {
     TellSums(sums, at);
     at.Advance();
   }
-  // If the tile is the last one of its unit: its sums go to every block.
+  // Tells every block the sums of the unit, if the tile is its last one.
   __device__ __forceinline__ void TellSums(TileSums<kWide>& sums, const Cursor& at) {
     if (!at.last_of_unit()) return;
     const int block = static_cast<int>(threadIdx.x) % 32 / 4;

@@ -2,8 +2,9 @@
 // among its blocks, and attends to them.
 //
 // Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one makes weights of the
-// scores at once. To keep the terms of all heads in between would take 16 bytes a position; only the products of those
-// tiles are kept that are still at hand, in the place of their keys.
+// scores at once. To keep the terms of all heads in between would take 16 bytes a position. Tiles that are still at
+// hand keep their products, in the place of their keys. The others keep the rounded queries, where their weights will
+// be.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"

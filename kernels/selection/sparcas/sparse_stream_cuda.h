@@ -55,7 +55,7 @@ class StreamStep {
     const int32_t own_page = own < part_.end_tile ? table_[own] : 0,
                   page = listed < kv_len_ ? table_[listed / kTile] : 0;
     scorer_.Locate();
-    // To the second-level cache only: their values are read once the previous kernel has written them.
+    // Brings the queries to the second-level cache only. They are read once the previous kernel has written them.
     if (static_cast<int>(threadIdx.x) < p_.group * kDim / 64)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(q_ + threadIdx.x * 64) : "memory");
     const int32_t dim = threadIdx.x < kPackedDims ? dims(parity())[threadIdx.x] : 0;
