@@ -28,6 +28,13 @@ struct Cluster {
     if constexpr (kBlocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
   }
+  // Arrives without that promise, and without the fence that keeps it: for blocks that wait for each other's start.
+  static __device__ __forceinline__ void ArriveOnly() {
+    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  }
   static __device__ __forceinline__ void Wait() {
     __syncwarp();
 #if __CUDA_ARCH__ >= 900

@@ -7,8 +7,8 @@
 namespace spl::kernels::cuda {
 
 template <int kBlocks, int kThreads>
-class RunChoice : public TokenChoice<kBlocks, kThreads> {
-  using Base = TokenChoice<kBlocks, kThreads>;
+class RunChoice : public TokenChoice<kBlocks, kThreads, true> {
+  using Base = TokenChoice<kBlocks, kThreads, true>;
   using C = Cluster<kBlocks>;
   using typename Base::Range;
 
@@ -41,18 +41,18 @@ class RunChoice : public TokenChoice<kBlocks, kThreads> {
       if (range.ranked()) {
         for (uint32_t rest = marks.equal; rest != 0; rest &= rest - 1) {  // in any order
           const int i = begin + __ffs(static_cast<int>(rest)) - 1;
-          s.candidates[range.cut.start + atomicAdd(&s.num_mine, 1u)] =
-              Base::Candidate(keys[i], first + static_cast<uint32_t>(i));
+          uint64_t* const at = &s.candidates[range.cut.start + atomicAdd(&s.num_mine, 1u)];
+          const uint64_t candidate = Base::Candidate(keys[i], first + static_cast<uint32_t>(i));
+#pragma unroll
+          for (int b = 0; b < kBlocks; ++b) C::Store(at, b, candidate);
         }
       }
       if (begin < num_items) *runs.Word(run, 0) = marks.above, *runs.Word(run, 1) = marks.equal;
     }
     num_above = __reduce_add_sync(0xffffffffu, num_above), num_equal = __reduce_add_sync(0xffffffffu, num_equal);
     if (lane == 0) s.warp_above[warp] = num_above, s.warp_equal[warp] = num_equal;
-    __syncthreads();
     uint32_t quota = 0, before = range.before;
     if (range.ranked()) {
-      Base::SendCandidates(s, rank, range.cut);
       C::Sync();
       Base::Rank(s, range.cut, [&](uint32_t index) {
         const int i = static_cast<int>(index - first), run = i >> runs.log_length;
@@ -61,6 +61,7 @@ class RunChoice : public TokenChoice<kBlocks, kThreads> {
       });
       before += s.before;
     } else {
+      __syncthreads();
       C::Arrive();  // this block no longer reads the others
       quota = Base::Quota(s, range.cut, num_equal, before);
     }

@@ -58,7 +58,8 @@ __device__ __forceinline__ ChoiceBins BinsOf(uint32_t lowest, uint32_t highest) 
   return {highest, shift};
 }
 
-template <int kBlocks, int kThreads>
+// kTold: all blocks of the cluster run before the first key is counted, so that each may write to the others.
+template <int kBlocks, int kThreads, bool kTold = false>
 struct TokenChoice {
   using C = Cluster<kBlocks>;
   static constexpr int kWarps = kThreads / 32;
@@ -80,7 +81,7 @@ struct TokenChoice {
     // Read by the other blocks; two, so that one may be cleared while they still read the other.
     struct Counts {
       uint32_t fine[kChoiceBins];
-      uint32_t coarse[kCoarseBins];
+      uint32_t coarse[kTold ? kBlocks : 1][kCoarseBins];  // sums of this block, or told by each
     } counts[2];
     uint64_t candidates[kCandidates];                         // each block writes its own in all blocks
     uint32_t warp_above[32], warp_equal[32], warp_taken[32];  // items of each warp: see Choose
@@ -305,14 +306,20 @@ struct TokenChoice {
     constexpr int kLanes = kFineBins / kBins;  // lanes per coarse bin
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (lane % kLanes == 0) counts.coarse[t / kLanes] = sum;
+    if constexpr (kTold) {
+      static_assert(kLanes >= kBlocks);
+      if (lane % kLanes < kBlocks) C::Store(&counts.coarse[rank][t / kLanes], lane % kLanes, sum);
+    } else if (lane % kLanes == 0) {
+      counts.coarse[0][t / kLanes] = sum;
+    }
     C::Sync();
     if (t < 32) {
       // Two coarse bins per lane, two counts per word: items of all blocks, and items of earlier blocks.
       uint64_t pairs[kBlocks], all_pairs = 0, front_pairs = 0;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
-        pairs[b] = C::Load(reinterpret_cast<const uint64_t*>(&counts.coarse[2 * lane]), b);
+        pairs[b] = kTold ? *reinterpret_cast<const uint64_t*>(&counts.coarse[kTold ? b : 0][2 * lane])
+                         : C::Load(reinterpret_cast<const uint64_t*>(&counts.coarse[0][2 * lane]), b);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) all_pairs += pairs[b], front_pairs += b < rank ? pairs[b] : 0;
       const auto low = static_cast<uint32_t>(all_pairs), high = static_cast<uint32_t>(all_pairs >> 32);

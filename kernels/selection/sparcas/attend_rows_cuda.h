@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/attention/attention_cuda_common.h"
-#include "kernels/selection/sparcas/listed_rows_cuda.h"
+#include "kernels/selection/sparcas/add_parts_cuda.h"
 
 namespace spl::kernels::cuda::listed_rows {
 

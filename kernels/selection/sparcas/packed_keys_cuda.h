@@ -50,90 +50,85 @@ __device__ __forceinline__ float LargestScale(uint32_t tile) {
 // A lane's words of a tile in shared memory.
 struct TileWords {
   uint4 keys[2];  // left operand of each half
-  uint4 scales;   // scales of dimensions 4 c to 4 c + 3, and of those 16 further
   float largest_scale;
 
   __device__ __forceinline__ explicit TileWords(uint32_t tile) {
     const uint32_t lane = threadIdx.x % 32;
     keys[0] = LoadShared16(tile + lane * 16);
     keys[1] = LoadShared16(tile + 512 + lane * 16);
-    scales = LoadShared16(tile + kPackedScalesAt + lane % 4 * 16);
     largest_scale = LargestScale(tile);
+  }
+  // Scales of dimensions 4 c to 4 c + 3, and of those 16 further.
+  static __device__ __forceinline__ uint4 Scales(uint32_t tile) {
+    return LoadShared16(tile + kPackedScalesAt + threadIdx.x % 4 * 16);
   }
 };
 
-// A warp's ring of tiles in shared memory. The tiles are taken in the order in which they were loaded, and then once
-// more from the last one to the first: those that are still in the ring need not be read again, and the ones behind
-// them were read last, so that the second-level cache has them more likely than the first ones.
+// A warp's ring of pairs of tiles in shared memory. The pairs are taken in the order in which they were loaded, and
+// then once more from the last one to the first: those that are still in the ring need not be read again, and the ones
+// behind them were read last, so that the second-level cache has them more likely than the first ones.
 class TileRing {
  public:
-  static constexpr int kMaxStages = 16;
+  static constexpr int kMaxStages = 16;  // tiles
   // Bytes of a warp's barriers, and of its tiles.
-  static constexpr int kBarrierBytes = 8 * kMaxStages;
+  static constexpr int kBarrierBytes = 8 * kMaxStages / 2;
   static __host__ __device__ constexpr int Bytes(int stages) { return stages * kPackedTileBytes; }
 
   // stages is even. barriers, tiles: this warp's shared memory, 16-byte aligned. Nothing else may be stored where the
   // barriers are, also not once all tiles have been taken: such a store can be lost, and then a barrier is read in its
   // place.
   __device__ __forceinline__ TileRing(char* barriers, char* tiles, int stages)
-      : stages_(stages), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
-    if (static_cast<int>(threadIdx.x) % 32 < stages) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
+      : slots_(stages / 2), barriers_(SmemAddress(barriers)), tiles_(SmemAddress(tiles)) {
+    if (static_cast<int>(threadIdx.x) % 32 < slots_) MbarrierInit(barriers_ + 8 * (threadIdx.x % 32), 1);
     MbarrierInitFence();
     __syncwarp();
   }
-  __device__ __forceinline__ int stages() const { return stages_; }
-  // Tiles n and, if num is 2, n + 1 go to the next stages, which no lane reads any more. Lane i % 32 knows where tile i
-  // is.
-  __device__ __forceinline__ void Load(int n, int num, const std::byte* tile) {
-    const int which = static_cast<int>(threadIdx.x - n) & 31, stage = load_ + which;
-    if (which < num) Fetch(stage >= stages_ ? stage - stages_ : stage, tile);
-    load_ = load_ + num >= stages_ ? load_ + num - stages_ : load_ + num;
+  __device__ __forceinline__ int stages() const { return 2 * slots_; }
+  // Tiles n and, if num is 2, n + 1 go to a slot that no lane reads any more. n is even. Lane i % 32 knows what is
+  // copied from the place of tile i: itself and perhaps the one behind it, or nothing.
+  __device__ __forceinline__ void Load(int slot, int n, int num, const std::byte* place, int bytes) {
+    const int which = static_cast<int>(threadIdx.x - n) & 31;
+    if (which >= num || bytes == 0) return;
+    const uint32_t bar = barriers_ + 8 * slot;
+    if (which == 0) MbarrierArriveExpect(bar, num * kPackedTileBytes);
+    BulkLoad(tiles_ + (2 * slot + which) * kPackedTileBytes, place, bytes, bar);
   }
-  // Where the next tile in order is, once it is there.
-  __device__ __forceinline__ uint32_t Take() {
-    Wait();
-    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
-    take_ = take_ + 1 == stages_ ? 0 : take_ + 1;
-    return tile;
+  // The tiles of the next pair in order, once they are there, and their slot: pair p is expected in slot p modulo their
+  // number. A single tile stands for both.
+  __device__ __forceinline__ int Take(bool two, uint32_t (&tiles)[2]) {
+    const int slot = next_;
+    Wait(slot);
+    Give(slot, two, tiles);
+    next_ = slot + 1 == slots_ ? 0 : slot + 1;
+    return slot;
   }
-  // Once all tiles have been taken, of which there are num_tiles: TakeBack gives them from the last one to the first,
-  // if LoadBack is called for each that is num_resident() before those taken, as soon as they have been read.
-  __device__ __forceinline__ void TurnBack(int num_tiles) {
-    take_ = load_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    num_resident_ = min(num_tiles, stages_);
-  }
-  // Tiles n and, if num is 2, n - 1; as Load.
-  __device__ __forceinline__ void LoadBack(int n, int num, const std::byte* tile) {
-    const int which = static_cast<int>(n - threadIdx.x) & 31, stage = load_ - which;
-    if (which < num) Fetch(stage < 0 ? stage + stages_ : stage, tile);
-    load_ = load_ - num < 0 ? load_ - num + stages_ : load_ - num;
-  }
-  __device__ __forceinline__ uint32_t TakeBack() {
-    if (num_resident_ > 0) {
-      --num_resident_;  // not read anew
-    } else {
-      Wait();
-    }
-    const uint32_t tile = tiles_ + take_ * kPackedTileBytes;
-    take_ = take_ == 0 ? stages_ - 1 : take_ - 1;
-    return tile;
+  // Once all tiles have been taken: TakeBack gives the pairs from the last one to the first. Those that are still here
+  // (resident) are not waited for; into the slot of each that has been read goes the pair that is stages() tiles
+  // before.
+  __device__ __forceinline__ void TurnBack() { next_ = Before(next_); }
+  __device__ __forceinline__ int TakeBack(bool two, bool resident, uint32_t (&tiles)[2]) {
+    const int slot = next_;
+    if (!resident) Wait(slot);
+    Give(slot, two, tiles);
+    next_ = Before(slot);
+    return slot;
   }
 
  private:
-  __device__ __forceinline__ void Fetch(int stage, const std::byte* tile) {
-    const uint32_t bar = barriers_ + 8 * stage;
-    MbarrierArriveExpect(bar, kPackedTileBytes);
-    BulkLoad(tiles_ + stage * kPackedTileBytes, tile, kPackedTileBytes, bar);
+  __device__ __forceinline__ int Before(int slot) const { return slot == 0 ? slots_ - 1 : slot - 1; }
+  __device__ __forceinline__ void Give(int slot, bool two, uint32_t (&tiles)[2]) const {
+    tiles[0] = tiles_ + slot * (2 * kPackedTileBytes);
+    tiles[1] = two ? tiles[0] + kPackedTileBytes : tiles[0];
   }
-  __device__ __forceinline__ void Wait() {
-    MbarrierWait(barriers_ + 8 * take_, parities_ >> take_ & 1);
-    parities_ ^= 1u << take_;
+  __device__ __forceinline__ void Wait(int slot) {
+    MbarrierWait(barriers_ + 8 * slot, parities_ >> slot & 1);
+    parities_ ^= 1u << slot;
   }
 
-  const int stages_;
+  const int slots_;
   const uint32_t barriers_, tiles_;
-  int load_ = 0, take_ = 0, num_resident_ = 0;
-  uint32_t parities_ = 0;  // parity of each stage's next load
+  int next_ = 0;           // the slot that is taken next
+  uint32_t parities_ = 0;  // parity of each slot's next load
 };
 
 // Products of a warp's tile with the query heads of a stream. kWide: up to 8 heads, one a column of the mma, which is
@@ -157,17 +152,17 @@ class Products {
         rounding_(kWide || g_ % 2 == 0 ? kMagic + 128 : kMagic),
         pick_(kWide || g_ % 2 == 0 ? kPickHigh : kPickLow) {}
 
-  // q [group, head_dim] bf16; dims [32]. scale: of the softmax. All lanes.
-  __device__ __forceinline__ void TakeQueries(const unsigned short* q, const int32_t* dims, int group, int head_dim,
-                                              float scale) {
+  // q [4 or, if kWide, 8][32] in shared memory: the dimensions of each head. scale: of the softmax. All lanes.
+  __device__ __forceinline__ void TakeQueries(const float* q, float scale) {
     const int head = kWide ? g_ : g_ / 2;
     float largest = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t bits = head < group ? q[head * head_dim + dims[16 * (i / 4) + 4 * c_ + i % 4]] : 0;
-      q_[i] = __uint_as_float(bits << 16);
-      largest = fmaxf(largest, fabsf(q_[i]));
+    for (int b = 0; b < 2; ++b) {
+      const float4 x = *reinterpret_cast<const float4*>(q + head * kPackedDims + 16 * b + 4 * c_);
+      q_[4 * b] = x.x, q_[4 * b + 1] = x.y, q_[4 * b + 2] = x.z, q_[4 * b + 3] = x.w;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(q_[i]));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     q_largest_ = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
 #pragma unroll
@@ -182,26 +177,36 @@ class Products {
 #pragma unroll
     for (int h = 0; h < kLaneHeads; ++h) units[h] = QueryFactor(of_head_[h], largest_scale).inverse() * scale_;
   }
-  __device__ __forceinline__ void Multiply(const TileWords& tile, Results& x) const {
-    const float factor = QueryFactor(q_largest_, tile.largest_scale).factor();
-    const uint32_t scales[4] = {tile.scales.x, tile.scales.y, tile.scales.z, tile.scales.w};
+  // The queries as they are rounded in a tile: a lane's right operands.
+  struct Operands {
+    uint32_t q[kWide ? 4 : 2];
+  };
+  __device__ __forceinline__ Operands Round(const uint4& of_dims, float largest_scale) const {
+    const float factor = QueryFactor(q_largest_, largest_scale).factor();
+    const uint32_t scales[4] = {of_dims.x, of_dims.y, of_dims.z, of_dims.w};
     uint32_t rounded[8];  // Q, or Q + 128 where its high byte is wanted, in the low bits
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float s = i % 2 == 0 ? LowOf(scales[i / 2]) : HighOf(scales[i / 2]);
       rounded[i] = __float_as_uint(fmaf(q_[i] * s, factor, rounding_));
     }
-    if constexpr (kWide) {
-      uint32_t high[2], low[2];
+    Operands to;
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        high[b] = Bytes(&rounded[4 * b], kPickHigh);
-        low[b] = Bytes(&rounded[4 * b], kPickLow) ^ 0x80808080u;
-      }
-      const Starts of_high(high), of_low(low);
+    for (int b = 0; b < 2; ++b) {
+      to.q[b] = Bytes(&rounded[4 * b], kWide ? kPickHigh : pick_);
+      if constexpr (kWide) to.q[2 + b] = Bytes(&rounded[4 * b], kPickLow) ^ 0x80808080u;
+    }
+    return to;
+  }
+  __device__ __forceinline__ void Multiply(const uint4 (&keys)[2], const Operands& queries, Results& x) const {
+    const uint32_t q[2] = {queries.q[0], queries.q[1]};
+    const Starts starts(q);
+    if constexpr (kWide) {  // q: high bytes
+      const uint32_t low[2] = {queries.q[2], queries.q[3]};
+      const Starts of_low(low);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Sums high_sums(tile.keys[r], high, of_high), low_sums(tile.keys[r], low, of_low);
+        const Sums high_sums(keys[r], q, starts), low_sums(keys[r], low, of_low);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           x[2 * r][i / 2][i % 2] = high_sums.OfA(low_sums, i, i);
@@ -209,11 +214,9 @@ class Products {
         }
       }
     } else {
-      const uint32_t q[2] = {Bytes(&rounded[0], pick_), Bytes(&rounded[4], pick_)};
-      const Starts starts(q);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Sums sums(tile.keys[r], q, starts);
+        const Sums sums(keys[r], q, starts);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           x[2 * r][i][0] = sums.OfA(sums, 2 * i, 2 * i + 1);

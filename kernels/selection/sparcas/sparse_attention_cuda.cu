@@ -2,13 +2,14 @@
 // among its blocks, and attends to them.
 //
 // Keys are scored twice. The first pass only finds each head's sum of exponentials; the second one makes weights of the
-// scores at once. To keep the terms of all heads in between would take 16 bytes a position; only the products of those
-// tiles are kept that are still at hand, in the place of their keys.
+// scores at once. To keep the terms of all heads in between would take 16 bytes a position. Tiles that are still at
+// hand keep their products, in the place of their keys. The others keep the rounded queries, where their weights will
+// be.
 #include <algorithm>
 
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/selection/sparcas/sparse_attention_cuda.h"
-#include "kernels/selection/sparcas/stream_scores_cuda.h"
+#include "kernels/selection/sparcas/sparse_stream_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {

@@ -50,7 +50,10 @@ struct alignas(16) Smem {
   alignas(16) float2 units[kMaxSparseGroup * kUnits];  // [group, kUnits], of all blocks
   int32_t dims[select_tokens::kMaxDim];                // those of this step; see ChooseDims for the rest
   int32_t changed[select_tokens::kMaxDim];
-  float size[select_tokens::kMaxDim];
+  union {
+    float size[select_tokens::kMaxDim];
+    alignas(16) float queries[kMaxSparseGroup * kPackedDims];  // [heads, 32], once the dimensions are known
+  };
   uint32_t chosen[8], fresh[8], moved[8];
   int num_changed;
   alignas(16) listed_rows::TheirResults<kBlocks, kHeads, kDim> theirs;
@@ -122,6 +125,9 @@ struct TileCursor {
   __device__ __forceinline__ bool valid() const { return unit >= part.first_unit && unit < part.end_unit; }
   __device__ __forceinline__ bool first_of_unit() const { return tile == begin; }
   __device__ __forceinline__ bool last_of_unit() const { return tile + 1 == end; }
+  __device__ __forceinline__ int32_t next_tile() const {
+    return last_of_unit() ? (unit + kWarps) * part.unit_tiles : tile + 1;
+  }
   __device__ __forceinline__ void Advance() {
     if (++tile < end) return;
     unit += kWarps;
@@ -160,18 +166,29 @@ class TilePlaces {
     if (static_cast<uint32_t>(n ^ of_) >= 32) Find(n & ~31);
     return mine_;
   }
+  // Bytes that are copied from there: those of a pair, if the n-th tile is its first and the other follows it.
+  __device__ __forceinline__ int bytes() const { return bytes_; }
 
  private:
   __device__ __forceinline__ void Find(int32_t from) {
     of_ = from;
     const int32_t n = min(from + static_cast<int32_t>(threadIdx.x) % 32, num_ - 1), before = n / unit_tiles_;
     mine_ = PackedTile<Pages>(p_, pages_, (first_unit_ + kWarps * before) * unit_tiles_ + (n - before * unit_tiles_));
+    // Two pages are never as far from each other as two neighbours in one.
+    const auto low = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(mine_));
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool first = lane % 2 == 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, low, 1);
+    const bool follows = (first ? other - low : low - other) == kPackedTileBytes;
+    bytes_ = !follows ? kPackedTileBytes : !first ? 0 : 2 * kPackedTileBytes;
+    if (from + lane + 1 >= num_) bytes_ = min(bytes_, kPackedTileBytes);
   }
 
   const Params& p_;
   const int32_t* const pages_;
   const int32_t first_unit_, unit_tiles_;
   int32_t num_ = 0, of_ = -32;
+  int bytes_ = 0;
   const std::byte* mine_ = nullptr;
 };
 

@@ -79,7 +79,9 @@ class StagedSoftmax : public WideSoftmax<kDim> {
         count_(count),
         from_(pool + lane_ % Form::kChunks * 16),
         slots_(SmemAddress(memory.slots)),
-        to_(slots_ + lane_ / Form::kChunks * Form::kStride + lane_ % Form::kChunks * 16) {
+        to_(slots_ + lane_ / Form::kChunks * Form::kStride + lane_ % Form::kChunks * 16) {}
+  // Asks for the first rows. Before Run.
+  __device__ __forceinline__ void Begin() {
 #pragma unroll
     for (int i = 0; i < Form::kSlots; ++i) Ask(i);
   }
@@ -234,7 +236,11 @@ __device__ __forceinline__ void AttendStagedRows(const GivenRows& x, int rank,
     const int32_t rows = Form::kOwn * x.of_part, first = min(warp * rows, x.here);
     StagedSoftmax<kBlocks, kHeads, kDim> softmax(x.scale, results.warps[warp], x.pool, x.rows + first,
                                                  min(rows, x.here - first));
+    // A warp that asks for all of its rows at once would wait for the queries behind them.
+    constexpr bool kQueriesFirst = Form::kOwn == 1;
+    if constexpr (!kQueriesFirst) softmax.Begin();
     softmax.TakeQueries(x.q, x.group);
+    if constexpr (kQueriesFirst) softmax.Begin();
     softmax.Run(x.of_part);
   }
   __syncthreads();
