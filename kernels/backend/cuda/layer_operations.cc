@@ -102,6 +102,20 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
   return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
 }
 
+absl::Status CudaBackend::LinearAdd(const KernelContext& ctx, const LinearAddArgs& a) const {
+  if (absl::Status s = ValidateLinearAdd(a); !s.ok()) return s;
+  const auto* const plain = dynamic_cast<const DeviceWeight*>(a.weight);
+  if (plain == nullptr || plain->dtype() != a.x.dtype)
+    return absl::UnimplementedError("LinearAdd: only bf16 and f32 weights, with x of the same type");
+  if (a.num_rows == 0) return absl::OkStatus();
+  LinearArgs product = a.Product();
+  product.y = a.y;
+  CudaSession& session = CudaSession::Of(ctx);
+  const GemmContext gemm{session.cublas(), session.gemm_workspace(), CudaSession::kGemmWorkspaceBytes,
+                         session.stream()};
+  return gemm_plans_.Multiply(gemm, product, true);
+}
+
 absl::Status CudaBackend::LinearSiluMul(const KernelContext& ctx, const LinearSiluMulArgs& a) const {
   if (absl::Status s = ValidateLinearSiluMul(a); !s.ok()) return s;
   // Not when deterministic, as above.
