@@ -180,6 +180,31 @@ TEST_P(CudaBackendTest, LinearAdd) {
             absl::StatusCode::kUnimplemented);
 }
 
+// Shapes and rows for which products of bf16 have a kernel of their own on Hopper.
+TEST_P(CudaBackendTest, ProductsOfSomeTensOfRows) {
+  Random random(9);
+  const int64_t in = 2048, max_rows = 100;
+  const Tensor x = Upload(random.Normals(max_rows * in));
+  for (const int64_t out : {3072, 4352}) {
+    std::vector<float> values = random.Normals(out * in);
+    for (float& v : values) v /= 32;
+    const Tensor w = Upload(values), bias = Upload(random.Normals(out), DType::kF32);
+    const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+    const auto packed = cuda_->PackLinear({bytes.data(), GetParam(), out, in}).value();
+    const auto ref_packed = ref_->PackLinear({w.host.data(), DType::kF32, out, in}).value();
+    for (const int64_t rows : {33, 100}) {
+      std::vector<float> want(rows * out);
+      ExpectOk(ref_->Linear({}, {x.host.data(), ref_packed.get(), bias.host.data(), want.data(), rows}));
+      Tensor y = Empty(rows * out, DType::kF32), scratch = Empty(rows * out, DType::kF32);
+      ExpectOk(cuda_->Linear(ctx(), {x.act(), packed.get(), bias.f32(), y.act(), rows}));
+      ExpectClose(Download(y), want, GetParam(), "Linear of " + std::to_string(rows));
+      for (int64_t i = 0; i < rows * out; ++i) want[i] += want[i] - bias.host[i % out];
+      ExpectOk(cuda_->LinearAdd(ctx(), {x.act(), packed.get(), y.act(), scratch.act(), rows}));
+      ExpectClose(Download(y), want, GetParam(), "LinearAdd of " + std::to_string(rows));
+    }
+  }
+}
+
 // For few rows a product and an activation, for many one kernel.
 TEST_P(CudaBackendTest, LinearSiluMul) {
   auto deterministic = MakeCudaBackend({.deterministic = true}).value();
