@@ -10,6 +10,7 @@
 #include "kernels/embedding/scatter_rows.h"
 #include "kernels/fill/fill.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/linear_add.h"
 #include "kernels/kv_copy/align_copy.h"
 #include "kernels/kv_copy/fuse_rows.h"
 #include "kernels/moe/grouped_linear.h"
@@ -39,6 +40,7 @@
 // Products, norms and rows of a layer.
 #define SPLICE_LAYER_OPERATIONS(V)    \
   V(Linear, LinearArgs)               \
+  V(LinearAdd, LinearAddArgs)         \
   V(LinearSiluMul, LinearSiluMulArgs) \
   V(QuantizeRows, QuantizeRowsArgs)   \
   V(RmsNorm, RmsNormArgs)             \

@@ -48,6 +48,8 @@ class LinearWeight {
   // Whether a product of num_rows rows takes less time with x in e4m3. The host's do not.
   virtual bool PrefersE4M3(int64_t /*num_rows*/) const { return false; }
   virtual int64_t e4m3_group() const { return 0; }  // the scale_group of such an x
+  // Whether LinearAdd of num_rows rows takes less time than Linear and an addition in the norm behind it.
+  virtual bool PrefersAdd(int64_t /*num_rows*/) const { return false; }
 
  protected:
   LinearWeight(int64_t out_features, int64_t in_features) : out_features_(out_features), in_features_(in_features) {}

@@ -171,7 +171,7 @@ absl::Status GemmPlans::Make(const GemmContext& ctx, const LinearArgs& a, Plan& 
   return absl::OkStatus();
 }
 
-absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
+absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a, bool add) {
   const Matrix weight = MatrixOf(*a.weight);
   const Key key = KeyOf(a, RowsOf(a));
   Plan* plan = nullptr;
@@ -185,7 +185,7 @@ absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
     }
     plan = entry.get();
   }
-  const float one = 1, zero = 0;
+  const float one = 1, times_y = add ? 1 : 0;
   cublasLtMatmulDescOpaque_t scaled;  // threads share the plan, and have scales of their own
   cublasLtMatmulDesc_t operation = plan->operation;
   if (weight.dtype == DType::kE4M3) {
@@ -193,7 +193,7 @@ absl::Status GemmPlans::Multiply(const GemmContext& ctx, const LinearArgs& a) {
     operation = &scaled;
     SPLICE_CUDA_RETURN_IF_ERROR(SetScales(operation, weight.scales, a.x.scales), "GEMM");
   }
-  return ToStatus(cublasLtMatmul(ctx.handle, operation, &one, weight.data, plan->w, a.x.data, plan->rows.x(), &zero,
+  return ToStatus(cublasLtMatmul(ctx.handle, operation, &one, weight.data, plan->w, a.x.data, plan->rows.x(), &times_y,
                                  a.y.data, plan->rows.y(), a.y.data, plan->rows.y(), &plan->algorithm, ctx.workspace,
                                  ctx.workspace_bytes, ctx.stream),
                   "GEMM");

@@ -16,17 +16,20 @@
 
 namespace spl::kernels::cuda {
 
-// Row-major [out_features, in_features] in device memory, f32 or bf16.
+// Row-major [out_features, in_features] in device memory, f32 or bf16. `add_rows`: PrefersAdd from so many rows on.
 class DeviceWeight final : public LinearWeight {
  public:
-  DeviceWeight(std::unique_ptr<Buffer> memory, DType dtype, int64_t out_features, int64_t in_features)
-      : LinearWeight(out_features, in_features), memory_(std::move(memory)), dtype_(dtype) {}
+  DeviceWeight(std::unique_ptr<Buffer> memory, DType dtype, int64_t out_features, int64_t in_features,
+               int64_t add_rows = INT64_MAX)
+      : LinearWeight(out_features, in_features), memory_(std::move(memory)), dtype_(dtype), add_rows_(add_rows) {}
+  bool PrefersAdd(int64_t num_rows) const override { return num_rows >= add_rows_; }
   const void* data() const { return memory_->data(); }
   DType dtype() const { return dtype_; }
 
  private:
   const std::unique_ptr<Buffer> memory_;
   const DType dtype_;
+  const int64_t add_rows_;
 };
 
 // Whether cuBLASLt multiplies e4m3 with e4m3 on the current device, with scales of rows and channels, or of blocks:
@@ -51,15 +54,16 @@ class GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // y = x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation, or e4m3); y has that type or
-  // f32, with e4m3 f32 or bf16. The bias is not added here. Asynchronous on ctx.stream. The last bits of a row's result
-  // may depend on num_rows, because cuBLASLt chooses its algorithm by the shape, for RowsOfChoice(num_rows) rows
-  // (rows_of_choice.h). With `deterministic`, every number of rows uses the algorithm for kDeterministicRows rows.
+  // y = x Wᵀ, or with `add` y += x Wᵀ. x has the weight's type (f32 in full f32, or bf16 with f32 accumulation, or
+  // e4m3); y has that type or f32, with e4m3 f32 or bf16. The bias is not added here. Asynchronous on ctx.stream. The
+  // last bits of a row's result may depend on num_rows, because cuBLASLt chooses its algorithm by the shape, for
+  // RowsOfChoice(num_rows) rows (rows_of_choice.h). With `deterministic`, every number of rows uses the algorithm for
+  // kDeterministicRows rows.
   //
   // e4m3: a DeviceFp8Weight. With a scale for each channel Hopper's tensor cores add some 14 bits of a sum ("fast
   // accumulation"): results are 1e-3 to 3e-3 off in relative L2, a tenth of what rounding x to e4m3 costs. Sums in f32
   // take 1.2 times as long (docs/results/2026-11-26-fp8-prompts.md); with scales of blocks there are only these.
-  absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args);
+  absl::Status Multiply(const GemmContext& ctx, const LinearArgs& args, bool add = false);
 
  private:
   struct Plan;

@@ -1,9 +1,10 @@
 // gemm_cuda_bench [part of a shape's name]
-// gemm_cuda_bench fp8|tilings|int4 [part of a shape's name]
+// gemm_cuda_bench fp8|tilings|int4|adds [part of a shape's name]
 //
 // Times products of few rows: the skinny GEMM beside cuBLASLt's choice. With fp8: products with an FP8 weight (a scale
 // per channel, and per 128 columns) beside cuBLASLt's with the same weight in bf16; with tilings: each tiling of sm_90;
-// with int4: products with an int4 weight (groups of 128 and of 32 columns) beside the FP8 one.
+// with int4: products with an int4 weight (groups of 128 and of 32 columns) beside the FP8 one; with adds: cuBLASLt's
+// product in bf16, the same added to y, and the split one with two and three blocks.
 // "alone" is the median of event-timed launches, each on another copy of the weight, so that none is in the L2 cache;
 // "chain" is a recorded graph of launches over all copies, per product, as launches that overlap do in a decode step.
 // Random data.
@@ -25,6 +26,7 @@
 #include "kernels/gemm/gemm_cuda.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
+#include "kernels/gemm/split_gemm_cuda.h"
 
 namespace spl::kernels::cuda {
 namespace {
@@ -124,6 +126,49 @@ class Bench {
       std::printf(
           "%-16s rows %2ld  skinny alone %7.2f us %5.2f TB/s  chain %7.2f us %5.2f TB/s | cublasLt %7.2f  %7.2f us\n",
           s.name, rows, t[0], moved / t[0] * 1e-6, t[1], moved / t[1] * 1e-6, t[2], t[3]);
+      std::fflush(stdout);
+    }
+  }
+
+  // Prints products that are written to y or added to it.
+  void RunAdds(const Shape& s, const std::vector<int64_t>& row_counts) {
+    const size_t copies = std::clamp<size_t>(kResidentBytes / static_cast<size_t>(s.out * s.in * 2), 2, 16);
+    std::vector<std::unique_ptr<DeviceWeight>> weights;
+    for (size_t i = 0; i < copies; ++i)
+      weights.push_back(std::make_unique<DeviceWeight>(RandomBf16(s.out * s.in), DType::kBF16, s.out, s.in));
+    for (const int64_t rows : row_counts) {
+      const auto x = RandomBf16(rows * s.in);
+      const auto y = AllocateDevice(static_cast<size_t>(rows * s.out) * 4).value();
+      CHECK_CUDA(cudaMemset(y->data(), 0, y->size()));
+      const auto cublas = [&](bool add) {
+        return Chain(
+            [&](size_t i) {
+              const LinearArgs args{.x = {x->data(), DType::kBF16},
+                                    .weight = weights[i].get(),
+                                    .y = {y->data(), DType::kF32},
+                                    .num_rows = rows};
+              const absl::Status status =
+                  plans_.Multiply({handle_, workspace_->data(), kWorkspaceBytes, stream_}, args, add);
+              if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+            },
+            copies);
+      };
+      const auto split = [&](int splits) {
+        return Chain(
+            [&](size_t i) {
+              CHECK_CUDA(SplitGemm({.x = x->data(),
+                                    .weight = weights[i]->data(),
+                                    .y = static_cast<float*>(y->data()),
+                                    .add = true,
+                                    .num_rows = rows,
+                                    .out_features = s.out,
+                                    .in_features = s.in},
+                                   splits, stream_));
+            },
+            copies);
+      };
+      std::printf("%-12s rows %5ld  cuBLASLt %8.2f us | added %8.2f | split in two %8.2f | in three %8.2f\n", s.name,
+                  rows, cublas(false), cublas(true), split(2), split(3));
       std::fflush(stdout);
     }
   }
@@ -305,14 +350,16 @@ class Bench {
 
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
-  const bool fp8 = what == "fp8" || what == "tilings" || what == "int4";
+  const bool fp8 = what == "fp8" || what == "tilings" || what == "int4" || what == "adds";
   const std::string filter = argc > 1 + fp8 ? argv[1 + fp8] : "";
   Bench bench;
   if (fp8) {
     for (const Shape& shape : {Shape{"8b qkv", 6144, 4096}, Shape{"8b o", 4096, 4096}, Shape{"8b gate_up", 28672, 4096},
                                Shape{"8b down", 4096, 14336}}) {
       if (std::string(shape.name).find(filter) == std::string::npos) continue;
-      if (what == "int4") {
+      if (what == "adds") {
+        bench.RunAdds(shape, {33, 40, 64, 80, 96, 128, 192, 256, 512, 2048, 8192});
+      } else if (what == "int4") {
         bench.RunInt4(shape, {1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 8192});
       } else if (what == "tilings") {
         bench.RunFp8(shape, {16, 32, 64, 128, 256, 512}, kTilings);

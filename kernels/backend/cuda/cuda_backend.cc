@@ -13,6 +13,7 @@
 #include "kernels/fill/fill_cuda.h"
 #include "kernels/gemm/gemm_validate.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
+#include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/quantize/quantize_rows_cuda.h"
 
@@ -115,7 +116,10 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptLinear(std::uniq
   if (w.dtype == DType::kInt4) return AdoptInt4(std::move(data), w);
   auto plain = Plain(std::move(data), w.dtype, w.out_features * w.in_features);
   if (!plain.ok()) return plain.status();
-  return std::make_unique<DeviceWeight>(*std::move(plain), PlainType(w.dtype), w.out_features, w.in_features);
+  const DType dtype = PlainType(w.dtype);
+  // Products of fewer rows are our own, and faster. When deterministic all rows go through the same arithmetic.
+  const int64_t add_rows = dtype == DType::kBF16 && !deterministic_ ? kMaxSkinnyRows + 1 : INT64_MAX;
+  return std::make_unique<DeviceWeight>(*std::move(plain), dtype, w.out_features, w.in_features, add_rows);
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AdoptFp8(std::unique_ptr<Buffer> codes,

@@ -11,6 +11,7 @@
 #include "kernels/gemm/gemm_validate.h"
 #include "kernels/gemm/int4_gemm_cuda.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
+#include "kernels/gemm/split_gemm_cuda.h"
 #include "kernels/kv_copy/align_copy_cuda.h"
 #include "kernels/kv_copy/fuse_rows_cuda.h"
 #include "kernels/moe/moe_cuda.h"
@@ -67,6 +68,23 @@ absl::Status Int4Linear(const LinearArgs& a, const DeviceInt4Weight& weight, boo
   return ToStatus(Int4Gemm(args, deterministic, session.stream()), "Linear");
 }
 
+// y = x Wᵀ + bias, or with `add` y += x Wᵀ + bias. NotSupported: cuBLASLt's product is faster, or the only one.
+cudaError_t Split(const LinearArgs& a, const DeviceWeight& weight, bool add, cudaStream_t stream) {
+  if (weight.dtype() != DType::kBF16 || a.x.dtype != DType::kBF16 || a.y.dtype != DType::kF32 ||
+      !PrefersSplitGemm(a.num_rows, weight.out_features(), weight.in_features())) {
+    return cudaErrorNotSupported;
+  }
+  return SplitGemm({.x = a.x.data,
+                    .weight = weight.data(),
+                    .bias = a.bias,
+                    .y = a.y,
+                    .add = add,
+                    .num_rows = a.num_rows,
+                    .out_features = weight.out_features(),
+                    .in_features = weight.in_features()},
+                   stream);
+}
+
 }  // namespace
 
 absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) const {
@@ -81,9 +99,11 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
     return Int4Linear(a, *int4, deterministic_, session);
   }
   // Not when deterministic: a row of a long prompt must come out of the same arithmetic as that of a decode step.
-  if (fp8 == nullptr && !deterministic_ && a.num_rows <= kMaxSkinnyRows) {
+  if (fp8 == nullptr && !deterministic_) {
     const auto& weight = static_cast<const DeviceWeight&>(*a.weight);
-    if (weight.dtype() == DType::kBF16 && a.x.dtype == DType::kBF16) {
+    const cudaError_t split = Split(a, weight, false, session.stream());
+    if (split != cudaErrorNotSupported) return ToStatus(split, "Linear");
+    if (a.num_rows <= kMaxSkinnyRows && weight.dtype() == DType::kBF16 && a.x.dtype == DType::kBF16) {
       const cudaError_t e = SkinnyGemm({.x = a.x.data,
                                         .w = weight.data(),
                                         .bias = a.bias,
@@ -100,6 +120,24 @@ absl::Status CudaBackend::Linear(const KernelContext& ctx, const LinearArgs& a) 
                          session.stream()};
   if (absl::Status s = gemm_plans_.Multiply(gemm, a); !s.ok()) return s;
   return a.bias == nullptr ? absl::OkStatus() : ToStatus(AddBias(a, session.stream()), "AddBias");
+}
+
+absl::Status CudaBackend::LinearAdd(const KernelContext& ctx, const LinearAddArgs& a) const {
+  if (absl::Status s = ValidateLinearAdd(a); !s.ok()) return s;
+  const auto* const plain = dynamic_cast<const DeviceWeight*>(a.weight);
+  if (plain == nullptr || plain->dtype() != a.x.dtype)
+    return absl::UnimplementedError("LinearAdd: only bf16 and f32 weights, with x of the same type");
+  if (a.num_rows == 0) return absl::OkStatus();
+  LinearArgs product = a.Product();
+  product.y = a.y;
+  CudaSession& session = CudaSession::Of(ctx);
+  if (!deterministic_) {
+    const cudaError_t e = Split(product, *plain, true, session.stream());
+    if (e != cudaErrorNotSupported) return ToStatus(e, "LinearAdd");
+  }
+  const GemmContext gemm{session.cublas(), session.gemm_workspace(), CudaSession::kGemmWorkspaceBytes,
+                         session.stream()};
+  return gemm_plans_.Multiply(gemm, product, true);
 }
 
 absl::Status CudaBackend::LinearSiluMul(const KernelContext& ctx, const LinearSiluMulArgs& a) const {

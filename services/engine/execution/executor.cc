@@ -137,11 +137,12 @@ absl::Status Executor::Embed(const int32_t* last_tokens) {
 
 absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
   const kernels::Backend& backend = model_->backend();
-  kernels::ConstActivations delta;
+  delta_pending_ = false;
   for (int32_t layer = layers.begin; layer < layers.end; ++layer) {
     const LayerWeights& weights = model_->layer(layer);
     const kernels::Activations attention_in = InputOf(weights.qkv.get(), ws_.normed, num_rows_);
-    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), delta, *weights.attention_norm, num_rows_, attention_in));
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), Delta(), *weights.attention_norm, num_rows_, attention_in));
+    delta_pending_ = false;
     SPLICE_RETURN_IF_ERROR(backend.Linear(context(), {.x = attention_in,
                                                       .weight = weights.qkv.get(),
                                                       .bias = weights.qkv_bias ? F32(weights.qkv_bias) : nullptr,
@@ -155,17 +156,23 @@ absl::Status Executor::RunLayers(LayerRange layers, const LayerHooks& hooks) {
     if (hooks.on_layer && !hooks.on_layer(layer)) return absl::CancelledError("the pass was cancelled");
     SPLICE_RETURN_IF_ERROR(hooks.attend(layer));
     if (hooks.attention_only_last && layer + 1 == layers.end) return absl::OkStatus();
-    SPLICE_RETURN_IF_ERROR(ProjectAttention(*weights.o));
+    // An observer may read what attention adds.
+    delta_pending_ = hooks.choose_ffn_rows || !AddsProducts(weights.o.get(), num_rows_);
+    SPLICE_RETURN_IF_ERROR(ProjectAttention(*weights.o, !delta_pending_));
     SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), num_rows_));
     bool sparse = false;
     if (hooks.choose_ffn_rows) {
       SPLICE_ASSIGN_OR_RETURN(sparse, hooks.choose_ffn_rows(layer));
     }
     const kernels::Activations ffn_in = InputOf(sparse ? nullptr : weights.gate_up.get(), ws_.normed, num_rows_);
-    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), F32(ws_.delta), *weights.ffn_norm, num_rows_, ffn_in));
-    SPLICE_RETURN_IF_ERROR(sparse ? RunSparseFeedForward(weights)
-                                  : RunFeedForward(weights, ffn_in, num_rows_, F32(ws_.delta)));
-    delta = F32(ws_.delta);
+    SPLICE_RETURN_IF_ERROR(Normalize(F32(ws_.residual), Delta(), *weights.ffn_norm, num_rows_, ffn_in));
+    delta_pending_ = sparse || !AddsProducts(weights.down.get(), num_rows_);
+    if (sparse) {
+      SPLICE_RETURN_IF_ERROR(RunSparseFeedForward(weights));
+    } else {
+      SPLICE_RETURN_IF_ERROR(delta_pending_ ? RunFeedForward(weights, ffn_in, num_rows_, F32(ws_.delta))
+                                            : FeedForward(weights, ffn_in, num_rows_, {F32(ws_.residual), true}));
+    }
   }
   return absl::OkStatus();
 }
@@ -175,7 +182,15 @@ absl::Status Executor::Reduce(float* partial, int64_t num_rows) {
   return communicator_->AllReduceSum(context(), partial, num_rows * model_->config().hidden_size);
 }
 
-absl::Status Executor::ProjectAttention(const kernels::LinearWeight& weight) {
+absl::Status Executor::Multiply(const kernels::LinearWeight& weight, kernels::ConstActivations x, int64_t num_rows,
+                                const Output& out) {
+  if (!out.add)
+    return model_->backend().Linear(context(), {.x = x, .weight = &weight, .y = out.to, .num_rows = num_rows});
+  return model_->backend().LinearAdd(
+      context(), {.x = x, .weight = &weight, .y = out.to, .product = F32(ws_.delta), .num_rows = num_rows});
+}
+
+absl::Status Executor::ProjectAttention(const kernels::LinearWeight& weight, bool add) {
   kernels::ConstActivations x = Act(ws_.attention);
   if (Quantizes(&weight, num_rows_)) {
     const kernels::Activations codes = InputOf(&weight, ws_.normed, num_rows_);
@@ -183,7 +198,7 @@ absl::Status Executor::ProjectAttention(const kernels::LinearWeight& weight) {
         context(), {.x = x, .out = codes, .num_rows = num_rows_, .width = model_->config().q_size()}));
     x = codes;
   }
-  return model_->backend().Linear(context(), {.x = x, .weight = &weight, .y = F32(ws_.delta), .num_rows = num_rows_});
+  return Multiply(weight, x, num_rows_, {F32(add ? ws_.residual : ws_.delta), add});
 }
 
 absl::Status Executor::Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,

@@ -202,7 +202,7 @@ class Executor {
   float& MassOf(const DecodeRow& row, int32_t layer, size_t query_head) const;
   void AddPlans();
   absl::Status ReserveLogits(int64_t num_rows);
-  absl::Status Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows);
+  absl::Status Project(kernels::Activations residual, kernels::ConstActivations delta, int64_t num_rows);
   absl::Status WriteKv(int32_t layer);
   absl::Status WriteKv(int32_t layer, float* qkv, kernels::Activations q_out);
   // Sums f32 [num_rows, hidden_size] over all ranks. Does nothing with one rank.
@@ -210,12 +210,30 @@ class Executor {
   // Runs the feed-forward part of `x` [num_rows, hidden_size], dense or with experts, and sums over the ranks.
   absl::Status RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status RunSparseFeedForward(const LayerWeights& weights);
-  absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
+  // Where the product of a weight goes.
+  struct Output {
+    float* to = nullptr;  // f32 [num_rows, hidden_size]
+    bool add = false;     // adds it to what is there; writes to ws_.delta besides. REQUIRES: AddsProducts
+  };
+  absl::Status FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
+                           const Output& out);
+  absl::Status Multiply(const kernels::LinearWeight& weight, kernels::ConstActivations x, int64_t num_rows,
+                        const Output& out);
+  // Whether products of this weight may be added to the residual stream at once, and are faster so. With several ranks
+  // they are parts of a sum. Null: they are not.
+  bool AddsProducts(const kernels::LinearWeight* weight, int64_t num_rows) const {
+    return communicator_ == nullptr && weight != nullptr && weight->PrefersAdd(num_rows);
+  }
+  kernels::ConstActivations Delta() const {
+    return delta_pending_ ? kernels::ConstActivations(ws_.delta->data(), kernels::DType::kF32)
+                          : kernels::ConstActivations();
+  }
   absl::Status RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows, float* out);
   absl::Status AllocateExpertWorkspace();
   absl::Status Normalize(float* residual, kernels::ConstActivations delta, const kernels::Buffer& weight,
                          int64_t num_rows, kernels::Activations out);
-  absl::Status ProjectAttention(const kernels::LinearWeight& weight);
+  // Into ws_.delta, or added to ws_.residual.
+  absl::Status ProjectAttention(const kernels::LinearWeight& weight, bool add);
   absl::Status GatherRows(const void* table, int64_t num_table_rows, std::span<const int32_t> ids, float* out);
   kernels::ConstActivations query() const {
     return ws_.q ? Act(ws_.q) : kernels::Activations(ws_.qkv->data(), kernels::DType::kF32);
@@ -261,6 +279,7 @@ class Executor {
   int32_t num_rows_ = 0;
   int32_t first_row_ = 0;  // first row of the pass that is still in the workspace, which has num_rows_ rows
   int64_t num_logit_rows_ = 0;
+  bool delta_pending_ = false;  // ws_.delta is still to be added to ws_.residual
   std::vector<RowSpan> spans_;
   std::vector<int32_t> tokens_, positions_;
   // Scratch of WriteKv and attention, rebuilt per layer without allocating once warm.
@@ -286,7 +305,7 @@ class Executor {
     // logits of a small model were 4.8e-3 off, with these in f32 they are within 4e-3. Behind a gate and up of rows in
     // e4m3, whose rounding is ten times that of bf16, they are bf16.
     std::unique_ptr<kernels::Buffer> residual;        // [max_rows, hidden]
-    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: not yet added to the residual
+    std::unique_ptr<kernels::Buffer> delta;           // [max_rows, hidden]: see delta_pending_
     std::unique_ptr<kernels::Buffer> normed;          // [max_rows, hidden], or attention in e4m3 [max_rows, Hq d]
     std::unique_ptr<kernels::Buffer> row_scales;      // f32 [max_rows, groups], of the last input in e4m3
     std::unique_ptr<kernels::Buffer> qkv;             // [max_rows, (Hq + 2 Hk) d]

@@ -71,7 +71,7 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
     SPLICE_RETURN_IF_ERROR(Embed(static_cast<const int32_t*>(ws_.tokens->data())));
     SPLICE_RETURN_IF_ERROR(RunLayers({0, model_->config().num_layers},
                                      {.attend = [&](int32_t layer) { return AttendDecode(rows, layer, any_plans); }}));
-    return Project(F32(ws_.residual), F32(ws_.delta), num_rows_);
+    return Project(F32(ws_.residual), Delta(), num_rows_);
   };
   // What is measured comes back to the host in the middle of the step: this one is not recorded.
   SPLICE_RETURN_IF_ERROR(measures ? step() : session_->RunStep(key, step));

@@ -31,7 +31,7 @@ absl::StatusOr<bool> Executor::ChooseFfnRows(std::span<const PrefillSlice> slice
 absl::Status Executor::RunFeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
                                       float* out) {
   SPLICE_RETURN_IF_ERROR(weights.has_experts() ? RunExperts(weights, x, num_rows, out)
-                                               : FeedForward(weights, x, num_rows, out));
+                                               : FeedForward(weights, x, num_rows, {out}));
   return Reduce(out, num_rows);
 }
 
@@ -54,7 +54,7 @@ absl::Status Executor::RunSparseFeedForward(const LayerWeights& weights) {
 }
 
 absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,
-                                   float* out) {
+                                   const Output& out) {
   const kernels::Backend& backend = model_->backend();
   const kernels::Activations gate_up =
       x.dtype == kernels::DType::kE4M3 ? Act(ws_.gate_up) : kernels::Activations(F32(ws_.gate_up));
@@ -62,7 +62,7 @@ absl::Status Executor::FeedForward(const LayerWeights& weights, kernels::ConstAc
   SPLICE_RETURN_IF_ERROR(backend.LinearSiluMul(
       context(),
       {.x = x, .weight = weights.gate_up.get(), .gate_up = gate_up, .out = activated, .num_rows = num_rows}));
-  return backend.Linear(context(), {.x = activated, .weight = weights.down.get(), .y = out, .num_rows = num_rows});
+  return Multiply(*weights.down, activated, num_rows, out);
 }
 
 absl::Status Executor::RunExperts(const LayerWeights& weights, kernels::ConstActivations x, int64_t num_rows,

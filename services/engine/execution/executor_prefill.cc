@@ -102,8 +102,9 @@ absl::Status Executor::LoadHidden(std::span<const PrefillSlice> slices) {
   return absl::OkStatus();
 }
 
-// The norm in front of the next layer is what adds the last layer's result to the residual stream.
+// Where the last layer's product was not added to the residual stream, the norm in front of the next layer does that.
 absl::Status Executor::AddDelta(int32_t next_layer) {
+  if (!delta_pending_) return absl::OkStatus();
   return Normalize(F32(ws_.residual), F32(ws_.delta), *model_->layer(next_layer).attention_norm, num_rows_,
                    Act(ws_.normed));
 }

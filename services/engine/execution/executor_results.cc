@@ -45,13 +45,14 @@ absl::Status Executor::ComputeLogits(std::span<const int32_t> rows) {
                                           .out = to});
   };
   SPLICE_RETURN_IF_ERROR(gather(F32(ws_.residual), F32(ws_.gathered)));
-  SPLICE_RETURN_IF_ERROR(gather(F32(ws_.delta), F32(ws_.gathered_delta)));
+  if (delta_pending_) SPLICE_RETURN_IF_ERROR(gather(F32(ws_.delta), F32(ws_.gathered_delta)));
   num_logit_rows_ = static_cast<int64_t>(rows.size());
-  return Project(F32(ws_.gathered), F32(ws_.gathered_delta), num_logit_rows_);
+  return Project(F32(ws_.gathered), delta_pending_ ? F32(ws_.gathered_delta) : kernels::ConstActivations(),
+                 num_logit_rows_);
 }
 
 // The last norm and the language model head.
-absl::Status Executor::Project(kernels::Activations residual, kernels::Activations delta, int64_t num_rows) {
+absl::Status Executor::Project(kernels::Activations residual, kernels::ConstActivations delta, int64_t num_rows) {
   const ModelConfig& c = model_->config();
   const kernels::Backend& backend = model_->backend();
   SPLICE_RETURN_IF_ERROR(backend.RmsNorm(context(), {.residual = residual,

@@ -219,13 +219,15 @@ absl::Status Executor::SpanFeedForward(const SpanPass& pass, int32_t begin, int3
     SPLICE_RETURN_IF_ERROR(GatherRows(pass.slice.hidden->memory->data(), num_hidden, row_ids_, F32(ws_.residual)));
     hidden = F32(ws_.residual);
   }
-  SPLICE_RETURN_IF_ERROR(
-      model_->backend().Linear(context(), {.x = At(ws_.span_attention, activation_dtype_, begin * c.q_size()),
-                                           .weight = weights.o.get(),
-                                           .y = F32(ws_.delta),
-                                           .num_rows = rows}));
+  bool adds = AddsProducts(weights.o.get(), rows);
+  SPLICE_RETURN_IF_ERROR(Multiply(*weights.o, At(ws_.span_attention, activation_dtype_, begin * c.q_size()), rows,
+                                  {adds ? hidden : F32(ws_.delta), adds}));
+  delta_pending_ = !adds;
   SPLICE_RETURN_IF_ERROR(Reduce(F32(ws_.delta), rows));
-  SPLICE_RETURN_IF_ERROR(Normalize(hidden, F32(ws_.delta), *weights.ffn_norm, rows, Act(ws_.normed)));
+  SPLICE_RETURN_IF_ERROR(Normalize(hidden, Delta(), *weights.ffn_norm, rows, Act(ws_.normed)));
+  adds = AddsProducts(weights.down.get(), rows);
+  delta_pending_ = !adds;
+  if (adds) return FeedForward(weights, Act(ws_.normed), rows, {hidden, true});
   SPLICE_RETURN_IF_ERROR(RunFeedForward(weights, Act(ws_.normed), rows, F32(ws_.delta)));
   if (pass.last_layer) return absl::OkStatus();
   // The norm in front of the next layer is what adds the result to the residual stream.

@@ -147,6 +147,64 @@ TEST_P(CudaBackendTest, DeterministicLinearDoesNotDependOnTheOtherRows) {
     EXPECT_TRUE(BitwiseEqual(multiply(count), std::span(all).first(static_cast<size_t>(count * out)))) << count;
 }
 
+// With few rows too, although engines then take Linear.
+TEST_P(CudaBackendTest, LinearAdd) {
+  auto deterministic = MakeCudaBackend({.deterministic = true}).value();
+  Random random(8);
+  const int64_t in = 768, out = 640, max_rows = 700;
+  const Tensor x = Upload(random.Normals(max_rows * in));
+  std::vector<float> values = random.Normals(out * in);
+  for (float& v : values) v /= 16;
+  const Tensor w = Upload(values);
+  const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+  const WeightView view{bytes.data(), GetParam(), out, in};
+  const auto packed = cuda_->PackLinear(view).value();
+  const auto ref_packed = ref_->PackLinear({w.host.data(), DType::kF32, out, in}).value();
+  for (const int64_t rows : {1, 33, 64, 100, 256, 520, 700}) {
+    const std::vector<float> before = random.Normals((rows + 1) * out);
+    const Tensor y = Upload(before, DType::kF32);
+    std::vector<float> product(rows * out), want = before;
+    ExpectOk(ref_->LinearAdd({}, {x.host.data(), ref_packed.get(), want.data(), product.data(), rows}));
+    Tensor scratch = Empty(rows * out, DType::kF32);
+    ExpectOk(cuda_->LinearAdd(ctx(), {x.act(), packed.get(), y.act(), scratch.act(), rows}));
+    const std::vector<float> got = Download(y);
+    ExpectClose(std::span(got).first(rows * out), std::span(want).first(rows * out), GetParam(),
+                "LinearAdd of " + std::to_string(rows));
+    EXPECT_TRUE(BitwiseEqual(std::span(got).subspan(rows * out), std::span(before).subspan(rows * out))) << rows;
+    EXPECT_EQ(packed->PrefersAdd(rows), GetParam() == DType::kBF16 && rows > 32) << rows;
+  }
+  EXPECT_FALSE(deterministic->PackLinear(view).value()->PrefersAdd(1 << 20));
+  const DType other = GetParam() == DType::kF32 ? DType::kBF16 : DType::kF32;
+  Tensor y = Empty(out, DType::kF32), scratch = Empty(out, DType::kF32);
+  EXPECT_EQ(cuda_->LinearAdd(ctx(), {{x.device->data(), other}, packed.get(), y.act(), scratch.act(), 1}).code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+// Shapes and rows for which products of bf16 have a kernel of their own on Hopper.
+TEST_P(CudaBackendTest, ProductsOfSomeTensOfRows) {
+  Random random(9);
+  const int64_t in = 2048, max_rows = 100;
+  const Tensor x = Upload(random.Normals(max_rows * in));
+  for (const int64_t out : {3072, 4352}) {
+    std::vector<float> values = random.Normals(out * in);
+    for (float& v : values) v /= 32;
+    const Tensor w = Upload(values), bias = Upload(random.Normals(out), DType::kF32);
+    const std::vector<std::byte> bytes = Encode(w.host, GetParam());
+    const auto packed = cuda_->PackLinear({bytes.data(), GetParam(), out, in}).value();
+    const auto ref_packed = ref_->PackLinear({w.host.data(), DType::kF32, out, in}).value();
+    for (const int64_t rows : {33, 100}) {
+      std::vector<float> want(rows * out);
+      ExpectOk(ref_->Linear({}, {x.host.data(), ref_packed.get(), bias.host.data(), want.data(), rows}));
+      Tensor y = Empty(rows * out, DType::kF32), scratch = Empty(rows * out, DType::kF32);
+      ExpectOk(cuda_->Linear(ctx(), {x.act(), packed.get(), bias.f32(), y.act(), rows}));
+      ExpectClose(Download(y), want, GetParam(), "Linear of " + std::to_string(rows));
+      for (int64_t i = 0; i < rows * out; ++i) want[i] += want[i] - bias.host[i % out];
+      ExpectOk(cuda_->LinearAdd(ctx(), {x.act(), packed.get(), y.act(), scratch.act(), rows}));
+      ExpectClose(Download(y), want, GetParam(), "LinearAdd of " + std::to_string(rows));
+    }
+  }
+}
+
 // For few rows a product and an activation, for many one kernel.
 TEST_P(CudaBackendTest, LinearSiluMul) {
   auto deterministic = MakeCudaBackend({.deterministic = true}).value();

@@ -130,6 +130,25 @@ class CudaModelShapes : public ::testing::TestWithParam<Kind> {
     return buffers;
   }
 
+  // Samples of `times` the product of x and the weight. Sums in f32 in any order stay far below the worst case of `in`
+  // roundings; tensor cores truncate, about two.
+  void ExpectSums(const HostWeight& host, const std::vector<float>& x, int64_t rows, int times,
+                  const std::vector<float>& got, const std::string& what) {
+    const double most = 4 + 2 * std::sqrt(static_cast<double>(host.in));
+    for (int sample = 0; sample < 128; ++sample) {
+      const auto row = static_cast<int64_t>(random_.engine()() % rows),
+                 feature = static_cast<int64_t>(random_.engine()() % host.out);
+      double sum = 0, size = 0;
+      for (int64_t k = 0; k < host.in; ++k) {
+        const double term = double{x[row * host.in + k]} * host.At(feature, k);
+        sum += term;
+        size += std::abs(term);
+      }
+      EXPECT_LT(std::abs(got[row * host.out + feature] - times * sum), times * most * size * 0x1p-24)
+          << what << ", row " << row << ", feature " << feature;
+    }
+  }
+
   Random random_{95};
   std::unique_ptr<Backend> cuda_;
   std::unique_ptr<Session> session_;
@@ -143,6 +162,7 @@ TEST_P(CudaModelShapes, Linear) {
     const std::vector<float> x = Rows(in);
     const auto x_device = Upload(Encode(x, DType::kBF16));
     const auto y = Three(static_cast<size_t>(kMostRows * out) * sizeof(float));
+    const auto scratch = cuda_->Allocate(static_cast<size_t>(kMostRows * out) * sizeof(float)).value();
     for (const int64_t rows : kRows) {
       const std::string what = std::to_string(rows) + " rows of " + std::to_string(out) + " x " + std::to_string(in);
       const std::vector<float> got = SameThrice<float>(y, rows * out, what, [&](Buffer& to) {
@@ -151,20 +171,20 @@ TEST_P(CudaModelShapes, Linear) {
                                                    .y = static_cast<float*>(to.data()),
                                                    .num_rows = rows});
       });
-      // Sums in f32 in any order stay far below the worst case of `in` roundings; tensor cores truncate, about two.
-      const double most = 4 + 2 * std::sqrt(static_cast<double>(in));
-      for (int sample = 0; sample < 128; ++sample) {
-        const auto row = static_cast<int64_t>(random_.engine()() % rows),
-                   feature = static_cast<int64_t>(random_.engine()() % out);
-        double sum = 0, size = 0;
-        for (int64_t k = 0; k < in; ++k) {
-          const double term = double{x[row * in + k]} * host.At(feature, k);
-          sum += term;
-          size += std::abs(term);
-        }
-        EXPECT_LT(std::abs(got[row * out + feature] - sum), most * size * 0x1p-24)
-            << what << ", row " << row << ", feature " << feature;
-      }
+      ExpectSums(host, x, rows, 1, got, what);
+      if (GetParam().dtype != DType::kBF16) continue;
+      // The same product on top of it.
+      ExpectSums(host, x, rows, 2,
+                 SameThrice<float>(y, rows * out, what + ", added",
+                                   [&](Buffer& to) {
+                                     return cuda_->LinearAdd(session_->context(),
+                                                             {.x = ConstActivations(x_device->data(), DType::kBF16),
+                                                              .weight = weight.get(),
+                                                              .y = static_cast<float*>(to.data()),
+                                                              .product = static_cast<float*>(scratch->data()),
+                                                              .num_rows = rows});
+                                   }),
+                 what + ", added");
     }
   }
 }
