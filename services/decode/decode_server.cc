@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/host_memory.h"
 #include "services/base/address.h"
 #include "services/base/ids.h"
 #include "services/base/log.h"
@@ -29,7 +30,18 @@ engine::StepTurns::Sharing SharingOf(const engine::Model& model) {
   return model.backend().host_memory() ? engine::StepTurns::Sharing::kTurns : engine::StepTurns::Sharing::kRides;
 }
 
+// Where the host's memory cannot be read it sets no limit.
+uint64_t LandingBytesOf(const DecodeServerOptions& options) {
+  if (options.landing_bytes.has_value()) return *options.landing_bytes;
+  const absl::StatusOr<kernels::HostMemory> host = kernels::ReadHostMemory();
+  return DefaultLandingBytes(options.kv_bytes, host.ok() ? host->available_bytes : UINT64_MAX);
+}
+
 }  // namespace
+
+uint64_t DefaultLandingBytes(uint64_t pool_bytes, uint64_t available_host_bytes) {
+  return std::max(std::min({pool_bytes, uint64_t{4} << 30, available_host_bytes / 8}), uint64_t{64} << 20);
+}
 
 // The pages, and how prefill workers write them.
 absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOptions& options) {
@@ -39,7 +51,7 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
   const kernels::Backend& backend = model.backend();
   const bool on_host = backend.host_memory();
   const uint64_t registered_pages =
-      on_host ? static_cast<uint64_t>(num_pages) : options.landing_bytes / model.page_bytes();
+      on_host ? static_cast<uint64_t>(num_pages) : LandingBytesOf(options) / model.page_bytes();
   const uint64_t registered_bytes = registered_pages * model.page_bytes();
   SPLICE_ASSIGN_OR_RETURN(memory_, transport_->Allocate(registered_bytes + kScratchBytes));
   v1::DecodeEndpoint endpoint;

@@ -23,6 +23,11 @@
 
 namespace spl::decode {
 
+// Landing memory beside a pool on a GPU, where no size is asked for. A prompt lands as a whole, and a longer one is
+// never taken: as much as the pool, but no more than 4 GiB (32,768 tokens of an 8B model in bf16) and an eighth of the
+// host's memory, which page-locking takes away from others; at least 64 MiB.
+uint64_t DefaultLandingBytes(uint64_t pool_bytes, uint64_t available_host_bytes);
+
 struct DecodeServerOptions {
   std::string listen = "127.0.0.1:0";          // gRPC
   std::string metrics_listen = "127.0.0.1:0";  // empty: none
@@ -30,8 +35,9 @@ struct DecodeServerOptions {
   std::shared_ptr<const PeerTls> tls;          // for calls between programs, in both directions; null: no TLS
   std::string worker_id;                       // empty: decode-<random>
   uint64_t kv_bytes = 1ull << 30;  // bytes of the page pool; a pool on the host is registered with the transport
-  // Only for a pool on a GPU: host memory that remote prefill workers write. Commits copy it to the GPU.
-  uint64_t landing_bytes = 1ull << 30;
+  // Only for a pool on a GPU: host memory that remote prefill workers write. Commits copy it to the GPU. nullopt:
+  // DefaultLandingBytes.
+  std::optional<uint64_t> landing_bytes;
   TraceOptions trace;
   engine::DecodeEngineOptions engine;
   DecodeServiceOptions service;

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
         options.engine.fetch_by_cost = flags.fetch == "cost";
         options.engine.quantize_published = flags.quantized_copies;
         options.engine.session_lease = flags.session_lease();
-        options.staging_bytes = flags.host_kv_bytes;
+        options.staging_bytes = flags.host_kv_bytes.value_or(uint64_t{256} << 20);
         options.min_transfer_bytes_per_s = flags.kv_min_gb_per_s * 1e9;
         options.SetKvTransport(flags.kv_transport);
         options.grammars = spl::MakeWorkerGrammars(flags.model.dir, *model);

@@ -45,8 +45,12 @@ absl::StatusOr<std::shared_ptr<KvPush>> KvPush::Create(PushWorker& worker, std::
       new KvPush(worker, std::move(peer), ticket, model, std::move(classes), std::move(hold), std::move(request_id)));
   if (push->sender_->uses_landing_pages() && ticket.landing_page_ids().empty()) {
     worker.PushEnded();
-    return Errorf(absl::StatusCode::kResourceExhausted, "the landing memory of decode worker '{}' is full",
-                  push->peer_->endpoint.worker_id());
+    return Errorf(
+        absl::StatusCode::kResourceExhausted,
+        "no room for the {} MiB of KV of this prompt in the {} MiB of host memory in which it lands at decode "
+        "worker '{}', over {}: others are on their way there, or the worker needs a larger --host-kv-bytes",
+        push->num_bytes() >> 20, (push->peer_->endpoint.pool_bytes() - push->peer_->endpoint.scratch_bytes()) >> 20,
+        push->peer_->endpoint.worker_id(), push->sender_->carrier());
   }
   return push;
 }

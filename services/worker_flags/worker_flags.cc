@@ -166,8 +166,13 @@ void AddWorkerFlags(CLI::App& app, WorkerRole role, WorkerFlags& flags) {
                  "how KV travels: device (from GPU to GPU of one host), shm, tcp, or auto: the fastest that works")
       ->check(CLI::IsMember({"auto", "device", "shm", "tcp"}))
       ->capture_default_str();
-  AddByteSizeOption(app, "--host-kv-bytes", flags.host_kv_bytes,
-                    "GPU only: page-locked host memory for KV that is not written to the other worker directly");
+  AddByteSizeOrAutoOption(app, "--host-kv-bytes", flags.host_kv_bytes,
+                          role == WorkerRole::kDecode
+                              ? "GPU only: page-locked host memory in which KV lands that no GPU of this host writes; "
+                                "holds all prompts that are on their way, and no longer ones come. auto: as much as "
+                                "the pool, at most 4GiB and an eighth of the available memory"
+                              : "GPU only: page-locked host memory through which KV leaves that is not written to the "
+                                "other worker directly; auto: 256MiB");
   app.add_option("--kv-listen-host", flags.transport.listen_host,
                  "address that the KV transport listens on and peers reach")
       ->capture_default_str();

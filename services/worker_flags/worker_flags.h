@@ -91,12 +91,13 @@ struct WorkerFlags {
   std::chrono::milliseconds session_lease() const {
     return std::chrono::milliseconds(static_cast<int64_t>(session_lease_s * 1e3));
   }
-  std::string fetch = "cost";             // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
-  bool quantized_copies = true;           // prefill only
-  int32_t slice_tokens = 0;               // prefill only; 0: as max_sequences
-  std::string kv_transport = "auto";      // auto, device, shm, tcp
-  double kv_min_gb_per_s = 0;             // prefill only
-  uint64_t host_kv_bytes = 256ull << 20;  // with a GPU: staging memory (prefill) or landing memory (decode)
+  std::string fetch = "cost";         // "cost" or "always", engine::PrefillEngineOptions::fetch_by_cost
+  bool quantized_copies = true;       // prefill only
+  int32_t slice_tokens = 0;           // prefill only; 0: as max_sequences
+  std::string kv_transport = "auto";  // auto, device, shm, tcp
+  double kv_min_gb_per_s = 0;         // prefill only
+  // With a GPU: staging memory (prefill) or landing memory (decode). nullopt: auto, which is the program's to size.
+  std::optional<uint64_t> host_kv_bytes;
   transport::TransportOptions transport;
 };
 
