@@ -239,6 +239,8 @@ absl::Status RunBench(const Flags& flags) {
   const int32_t positions = flags.steps + 2 * kRepeats + 1;  // that the steps below write
   for (const int32_t batch : flags.decode)
     for (const std::string& name : flags.selectors) {
+      // Pages that were lists or packed keys before are no K and V.
+      SPLICE_RETURN_IF_ERROR(engine::FillWithNoise(*model, memory, flags.kv_exponent));
       std::vector<std::unique_ptr<engine::SequenceKv>> sequences;
       std::vector<std::unique_ptr<engine::TokenSelector>> selectors;
       std::vector<std::unique_ptr<engine::CompactPages>> compact;
