@@ -299,6 +299,7 @@ absl::Status RunBench(const Flags& flags) {
                               static_cast<double>(model->page_bytes()) / (2 * kernels::kPageTokens * c.head_dim);
       const double floor = (weights + kv_bytes) / bandwidth / flags.tp;
       const double time = Median(times);
+      on_host.resize(static_cast<size_t>(flags.steps));
       const double launched = Median(on_host);
       const double longest_late =
           *std::max_element(times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
