@@ -12,54 +12,24 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/common/dtype.h"
-#include "kernels/cuda/cuda_device_info.h"
-#include "tests/kernels/support/cuda_test_util.h"
+#include "tests/kernels/support/cuda_stream_test.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 using testing::DeviceBuffer;
+using testing::FastNormals;
+using testing::FromBits;
 
-constexpr uint16_t kNaN = 0x7fff;
+constexpr uint16_t kNaN = testing::kNaNBf16;
 
-float FromBits(uint16_t x) { return ToFloat(bf16{x}); }
-
-// About normal, in bf16: sums of four uniform numbers, which are drawn much faster.
-std::vector<uint16_t> Normals(uint64_t& state, int64_t count, float scale = 1) {
-  std::vector<uint16_t> v(static_cast<size_t>(count));
-  for (uint16_t& x : v) {
-    uint64_t z = state += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const int64_t sum =
-        static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 131070;
-    x = ToBf16(scale * static_cast<float>(sum) * (1.0f / 37837)).bits;
-  }
-  return v;
-}
-
-class GateUpSiluGemmTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
-    int capability = 0, num_sms = 0;
-    CHECK_CUDA(DeviceInfo(&capability, &num_sms));
-    if (capability != 90) GTEST_SKIP() << "a device of compute capability " << capability << ", not 90";
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) CHECK_CUDA(cudaStreamDestroy(stream_));
-  }
-  cudaStream_t stream_ = nullptr;
-};
+class GateUpSiluGemmTest : public testing::HopperStreamTest {};
 
 struct Problem {
   Problem(int64_t max_rows, int64_t width, int64_t in)
       : width(width), in(in), random(static_cast<uint64_t>(width * 31 + in)) {
-    x = Normals(random, max_rows * in);
-    w = Normals(random, 2 * width * in, 1.5f / std::sqrt(static_cast<float>(in)));
+    x = FastNormals(random, max_rows * in);
+    w = FastNormals(random, 2 * width * in, 1.5f / std::sqrt(static_cast<float>(in)));
     std::vector<uint16_t> padded = w;
     padded.insert(padded.end(), 4096, kNaN);
     w_device = std::make_unique<DeviceBuffer<uint16_t>>(padded);
@@ -145,8 +115,9 @@ TEST_F(GateUpSiluGemmTest, OverlappingLaunchesWaitForTheirInput) {
   constexpr int64_t kWidth = 1536, kMaxRows = 300;
   constexpr int kLinks = 6;
   uint64_t random = 3;
-  const DeviceBuffer<uint16_t> w(Normals(random, 2 * kWidth * kWidth, 1.3f / std::sqrt(static_cast<float>(kWidth))));
-  const std::vector<uint16_t> x = Normals(random, kMaxRows * kWidth);
+  const DeviceBuffer<uint16_t> w(
+      FastNormals(random, 2 * kWidth * kWidth, 1.3f / std::sqrt(static_cast<float>(kWidth))));
+  const std::vector<uint16_t> x = FastNormals(random, kMaxRows * kWidth);
   DeviceBuffer<uint16_t> a(x), b(x);
   for (const int64_t rows : {int64_t{100}, kMaxRows}) {
     const auto link = [&](int i) {

@@ -11,64 +11,28 @@
 #include <memory>
 #include <vector>
 
-#include "tests/kernels/support/cuda_test_util.h"
+#include "tests/kernels/support/cuda_stream_test.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 using testing::DeviceBuffer;
+using testing::FastNormals;
+using testing::FromBits;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-uint16_t ToBits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if (std::isnan(x)) return 0x7fff;
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-float FromBits(uint16_t x) {
-  const uint32_t bits = uint32_t{x} << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-
-// About normal: sums of four uniform numbers, which are drawn much faster.
-std::vector<uint16_t> Normals(uint64_t& state, size_t count, float scale = 1) {
-  std::vector<uint16_t> v(count);
-  for (uint16_t& x : v) {
-    uint64_t z = state += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const int64_t sum =
-        static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 131070;
-    x = ToBits(scale * static_cast<float>(sum) * (1.0f / 37837));
-  }
-  return v;
-}
-
-class SkinnyGemmTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) CHECK_CUDA(cudaStreamDestroy(stream_));
-  }
-  cudaStream_t stream_ = nullptr;
-};
+class SkinnyGemmTest : public testing::CudaStreamTest {};
 
 struct Problem {
   Problem(int64_t out, int64_t in, bool with_bias) : out(out), in(in), random(static_cast<uint64_t>(out * 31 + in)) {
-    x = Normals(random, static_cast<size_t>(kMaxSkinnyRows * in));
-    w = Normals(random, static_cast<size_t>(out * in));
+    x = FastNormals(random, static_cast<size_t>(kMaxSkinnyRows * in));
+    w = FastNormals(random, static_cast<size_t>(out * in));
     if (with_bias) {
-      for (const uint16_t b : Normals(random, static_cast<size_t>(out))) bias.push_back(FromBits(b));
+      for (const uint16_t b : FastNormals(random, static_cast<size_t>(out))) bias.push_back(FromBits(b));
     }
     std::vector<uint16_t> padded = w;
-    padded.insert(padded.end(), 4096, ToBits(kNaN));
+    padded.insert(padded.end(), 4096, testing::kNaNBf16);
     w_device = std::make_unique<DeviceBuffer<uint16_t>>(padded);
     if (with_bias) bias_device = std::make_unique<DeviceBuffer<float>>(bias);
   }
@@ -76,7 +40,7 @@ struct Problem {
   // Rows [first, first + rows) of x; what lies behind them is NaN.
   std::vector<float> Multiply(int64_t first, int64_t rows, cudaStream_t stream) {
     std::vector<uint16_t> part(x.begin() + first * in, x.begin() + (first + rows) * in);
-    part.resize(static_cast<size_t>(in * (rows + 8)), ToBits(kNaN));
+    part.resize(static_cast<size_t>(in * (rows + 8)), testing::kNaNBf16);
     const DeviceBuffer<uint16_t> x_device(part);
     const DeviceBuffer<float> y(std::vector<float>(static_cast<size_t>((rows + 1) * out), kNaN));
     CHECK_CUDA(SkinnyGemm({.x = x_device.get(),
@@ -161,8 +125,8 @@ TEST_F(SkinnyGemmTest, OverlappingLaunchesWaitForTheirInput) {
   constexpr int64_t kWidth = 2048, kRows = 5;
   constexpr int kLinks = 40;
   uint64_t random = 3;
-  const DeviceBuffer<uint16_t> w(Normals(random, kWidth * kWidth, 1 / std::sqrt(static_cast<float>(kWidth))));
-  const std::vector<uint16_t> x = Normals(random, kRows * kWidth);
+  const DeviceBuffer<uint16_t> w(FastNormals(random, kWidth * kWidth, 1 / std::sqrt(static_cast<float>(kWidth))));
+  const std::vector<uint16_t> x = FastNormals(random, kRows * kWidth);
   DeviceBuffer<uint16_t> a(x), b(x);
   const auto link = [&](int i) {
     CHECK_CUDA(SkinnyGemm({.x = i % 2 == 0 ? a.get() : b.get(),

@@ -13,34 +13,17 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/common/dtype.h"
-#include "kernels/cuda/cuda_device_info.h"
-#include "tests/kernels/support/cuda_test_util.h"
+#include "tests/kernels/support/cuda_stream_test.h"
 
 namespace spl::kernels::cuda {
 namespace {
 
 using testing::DeviceBuffer;
+using testing::FastNormals;
+using testing::FromBits;
 
-constexpr uint16_t kNaN = 0x7fff;
+constexpr uint16_t kNaN = testing::kNaNBf16;
 constexpr uint32_t kNaNBits = 0x7fc0beef;
-
-float FromBits(uint16_t x) { return ToFloat(bf16{x}); }
-
-// About normal, in bf16: sums of four uniform numbers, which are drawn much faster.
-std::vector<uint16_t> Normals(uint64_t& state, int64_t count, float scale = 1) {
-  std::vector<uint16_t> v(static_cast<size_t>(count));
-  for (uint16_t& x : v) {
-    uint64_t z = state += 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    z ^= z >> 31;
-    const int64_t sum =
-        static_cast<int64_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)) - 131070;
-    x = ToBf16(scale * static_cast<float>(sum) * (1.0f / 37837)).bits;
-  }
-  return v;
-}
 
 std::vector<float> Floats(const std::vector<uint16_t>& v) {
   std::vector<float> f;
@@ -48,27 +31,14 @@ std::vector<float> Floats(const std::vector<uint16_t>& v) {
   return f;
 }
 
-class SplitGemmTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!testing::HasGpu()) GTEST_SKIP() << "no CUDA device";
-    int capability = 0, num_sms = 0;
-    CHECK_CUDA(DeviceInfo(&capability, &num_sms));
-    if (capability != 90) GTEST_SKIP() << "a device of compute capability " << capability << ", not 90";
-    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) CHECK_CUDA(cudaStreamDestroy(stream_));
-  }
-  cudaStream_t stream_ = nullptr;
-};
+class SplitGemmTest : public testing::HopperStreamTest {};
 
 struct Problem {
   Problem(int64_t max_rows, int64_t out, int64_t in) : out(out), in(in), random(static_cast<uint64_t>(out * 31 + in)) {
-    x = Normals(random, max_rows * in);
-    w = Normals(random, out * in, 1.0f / std::sqrt(static_cast<float>(in)));
-    residual = Floats(Normals(random, max_rows * out));
-    bias = Floats(Normals(random, out));
+    x = FastNormals(random, max_rows * in);
+    w = FastNormals(random, out * in, 1.0f / std::sqrt(static_cast<float>(in)));
+    residual = Floats(FastNormals(random, max_rows * out));
+    bias = Floats(FastNormals(random, out));
     std::vector<uint16_t> padded = w;
     padded.insert(padded.end(), 4096, kNaN);
     w_device = std::make_unique<DeviceBuffer<uint16_t>>(padded);
