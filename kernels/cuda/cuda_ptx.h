@@ -265,6 +265,7 @@ __device__ inline void WgmmaPin(uint32_t (&a)[kM][kN]) {
 #define SPL_R32                                                                                          \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SPL_R48 SPL_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SPL_R64                                                                                                      \
   SPL_R32                                                                                                            \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
@@ -338,6 +339,27 @@ __device__ inline void WgmmaRs(float (&d)[32], const uint32_t* a, uint64_t b, in
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 // d[64 x N] (+)= a[64 x 16] b[N x 16]^T, both K-major in shared memory.
+__device__ inline void WgmmaSsK(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SPL_R32 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+      : SPL_D32(d, 0)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaSsK(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" SPL_R48 "}, %48, %49, p, 1, 1, 0, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D8(d, 32), SPL_D8(d, 40)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+__device__ inline void WgmmaSsK(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SPL_R64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+      : SPL_D32(d, 0), SPL_D32(d, 32)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
 __device__ inline void WgmmaSsK(float (&d)[112], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
@@ -355,6 +377,7 @@ __device__ inline void WgmmaSsK(float (&d)[128], uint64_t a, uint64_t b, int acc
 #undef SPL_D8
 #undef SPL_D32
 #undef SPL_R32
+#undef SPL_R48
 #undef SPL_R64
 #undef SPL_R112
 #undef SPL_R128

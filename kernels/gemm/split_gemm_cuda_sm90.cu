@@ -12,7 +12,6 @@
 #include "kernels/cuda/cuda_tensor_map.h"
 #include "kernels/gemm/skinny_gemm_cuda.h"
 #include "kernels/gemm/split_gemm_cuda.h"
-#include "kernels/gemm/wgmma_rows_sm90.h"
 
 namespace spl::kernels::cuda {
 namespace {
