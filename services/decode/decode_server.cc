@@ -34,7 +34,9 @@ engine::StepTurns::Sharing SharingOf(const engine::Model& model) {
 uint64_t LandingBytesOf(const DecodeServerOptions& options) {
   if (options.landing_bytes.has_value()) return *options.landing_bytes;
   const absl::StatusOr<kernels::HostMemory> host = kernels::ReadHostMemory();
-  return DefaultLandingBytes(options.kv_bytes, host.ok() ? host->available_bytes : UINT64_MAX);
+  const uint64_t bytes = DefaultLandingBytes(options.kv_bytes, host.ok() ? host->available_bytes : UINT64_MAX);
+  // A prefill worker of this process writes the pool itself: page-locking more would only make the start longer.
+  return options.shares_pool ? std::min(bytes, uint64_t{1} << 30) : bytes;
 }
 
 }  // namespace
