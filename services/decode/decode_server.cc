@@ -10,6 +10,7 @@
 #include "services/wire/convert.h"
 #include "services/wire/fidelity_metrics.h"
 #include "services/wire/member.h"
+#include "services/wire/pass_metrics.h"
 #include "services/wire/version.h"
 
 namespace spl::decode {
@@ -100,6 +101,7 @@ engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& o
         std::make_shared<engine::StepTurns>(*options.itl_target, options.sharing.value_or(SharingOf(*model_)));
   shared_ = std::make_shared<engine::SharedPool>(*pool_, engine_options.turns);
   engine_options.shared = shared_;
+  engine_options.on_pass = wire::PassObserver(metrics_);
   if (!options.shares_pool) {
     kept_ = std::make_unique<KeptPrompts>(options.sessions, *pool_, metrics_);
     shared_->AttachCache({.make_room = [kept = kept_.get()](int64_t num_pages) { return kept->MakeRoom(num_pages); }});

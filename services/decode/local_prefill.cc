@@ -8,6 +8,7 @@
 #include "services/chunk/remote/cluster_chunk_store.h"
 #include "services/transport/own_memory.h"
 #include "services/wire/convert.h"
+#include "services/wire/pass_metrics.h"
 #include "services/wire/version.h"
 
 namespace spl::local_prefill {
@@ -77,6 +78,7 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
   engine.fetch_by_cost = options.fetch_by_cost;
   engine.canonical_prefill = false;  // background work that no client waits for must not run beside decoding sequences
   engine.on_cache_change = [events = &local->cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
+  engine.on_pass = wire::PassObserver(host.metrics);
   if (!options.store_address.empty()) {
     chunk::RemoteStoreOptions remote;
     remote.transport = &host.transport;

@@ -8,6 +8,7 @@
 #include "services/transport/own_memory.h"
 #include "services/wire/convert.h"
 #include "services/wire/member.h"
+#include "services/wire/pass_metrics.h"
 
 namespace spl::prefill {
 namespace {
@@ -75,6 +76,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   engine_options.on_cache_change = [events = &server->cache_events_](bool stored, auto keys) {
     events->Report(stored, keys);
   };
+  engine_options.on_pass = wire::PassObserver(server->metrics_);
   if (neighbour.pool != nullptr) {
     engine_options.shared = neighbour.pool;
     engine_options.turns = neighbour.pool->turns();

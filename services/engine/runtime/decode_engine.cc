@@ -50,7 +50,7 @@ DecodeEngine::DecodeEngine(PagePool& pool, const DecodeEngineOptions& options,
       start_(*executor_, pool, fidelity_),
       admission_(batch_, preemption_, start_,
                  {.max_rows = options.executor.max_rows, .gathered_tokens = options.gathered_tokens}),
-      step_(*executor_, batch_, adaptive_, fidelity_, delivery_, IsAsync(options, *executor_)) {}
+      step_(*executor_, batch_, adaptive_, fidelity_, delivery_, IsAsync(options, *executor_), options.on_pass) {}
 
 absl::StatusOr<std::unique_ptr<DecodeEngine>> DecodeEngine::Create(std::shared_ptr<const Model> model, PagePool& pool,
                                                                    const DecodeEngineOptions& options) {

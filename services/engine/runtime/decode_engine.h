@@ -24,6 +24,7 @@
 #include "services/engine/runtime/decode_step.h"
 #include "services/engine/runtime/device_lost.h"
 #include "services/engine/runtime/host_tier.h"
+#include "services/engine/runtime/on_pass.h"
 #include "services/engine/runtime/shared_pool.h"
 #include "services/engine/runtime/token_delivery.h"
 
@@ -53,6 +54,7 @@ struct DecodeEngineOptions {
   std::optional<bool> async_scheduling;
   std::shared_ptr<StepTurns> turns;    // if the device is shared with another engine; else null
   std::shared_ptr<SharedPool> shared;  // if others cache or compute KV in the pool; else null
+  OnPass on_pass;                      // decode steps that no pass of prompts carried; may be null
   OnDeviceLost on_device_lost = EndProcessOnDeviceLost;
 };
 

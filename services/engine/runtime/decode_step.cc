@@ -39,14 +39,15 @@ std::vector<std::optional<SampledToken>> Each(std::vector<SampledToken> sampled)
 }  // namespace
 
 DecodeStep::DecodeStep(ParallelExecutor& executor, DecodeBatch& batch, AdaptiveDecoding& adaptive,
-                       DecodeFidelity& fidelity, TokenDelivery& delivery, bool async)
+                       DecodeFidelity& fidelity, TokenDelivery& delivery, bool async, OnPass on_pass)
     : model_(executor.model()),
       executor_(executor),
       batch_(batch),
       adaptive_(adaptive),
       fidelity_(fidelity),
       delivery_(delivery),
-      async_(async) {}
+      async_(async),
+      on_pass_(std::move(on_pass)) {}
 
 bool DecodeStep::Group::Has(const ScoringPlan& plan) const {
   return plan.scoring == TokenScoring::kNone ||
@@ -230,6 +231,7 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
 absl::Status DecodeStep::RunTogether(std::span<const Row> rows) {
   SPLICE_RETURN_IF_ERROR(step_fault.Hit().status);
   SPLICE_ASSIGN_OR_RETURN(std::vector<SampledToken> sampled, RunModel(rows));
+  if (on_pass_ != nullptr) on_pass_(0, static_cast<int32_t>(rows.size()));
   TakeTokens(rows, Each(std::move(sampled)));
   return absl::OkStatus();
 }
@@ -255,6 +257,7 @@ absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const R
 void DecodeStep::TakeTokens(std::span<const Row> rows, const SampledBatch& batch) {
   if (rows.empty()) return;
   model_ended_s_ = ThreadCpuSeconds();
+  if (on_pass_ != nullptr) on_pass_(0, static_cast<int32_t>(rows.size()));
   std::vector<std::optional<SampledToken>> sampled(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     DecodeFork& fork = *rows[i].fork;

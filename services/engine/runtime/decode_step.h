@@ -15,6 +15,7 @@
 #include "services/engine/runtime/adaptive_decoding.h"
 #include "services/engine/runtime/decode_batch.h"
 #include "services/engine/runtime/decode_fidelity.h"
+#include "services/engine/runtime/on_pass.h"
 #include "services/engine/runtime/sample_rows.h"
 #include "services/engine/runtime/step_offer.h"
 #include "services/engine/runtime/token_delivery.h"
@@ -24,9 +25,10 @@ namespace spl::engine {
 // Engine thread.
 class DecodeStep {
  public:
-  // All outlive it. `async`: a step may start before the tokens of the last one are taken.
+  // All outlive it. `async`: a step may start before the tokens of the last one are taken. `on_pass` hears of passes
+  // that no prompts carried.
   DecodeStep(ParallelExecutor& executor, DecodeBatch& batch, AdaptiveDecoding& adaptive, DecodeFidelity& fidelity,
-             TokenDelivery& delivery, bool async);
+             TokenDelivery& delivery, bool async, OnPass on_pass);
 
   // Runs the batch in one pass of the model, or in several if its continuations choose tokens in too many ways for one.
   // A pass that fails ends its own sequences with Internal. DataLoss: the device is lost, and every sequence has ended
@@ -100,6 +102,7 @@ class DecodeStep {
   TokenDelivery& delivery_;
   RowSampler row_sampler_;
   const bool async_;
+  const OnPass on_pass_;
   Flight flight_;  // without rows: no step is under way
   uint64_t num_steps_ = 0;
   uint64_t measured_step_ = 0;  // the last one that was measured for a guard, from 1; 0: none

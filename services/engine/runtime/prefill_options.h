@@ -9,6 +9,7 @@
 #include "services/engine/cache/prefix_index.h"
 #include "services/engine/execution/executor.h"
 #include "services/engine/runtime/device_lost.h"
+#include "services/engine/runtime/on_pass.h"
 #include "services/engine/runtime/shared_pool.h"
 
 namespace spl::engine {
@@ -56,6 +57,7 @@ struct PrefillEngineOptions {
   // Called when a chunk of a prefix or of a segment enters or leaves the local cache, on any of the engine's threads.
   // The two kinds never share a key. May be null.
   PrefixIndex::Observer on_cache_change;
+  OnPass on_pass;  // passes of prompts, with the decode steps that shared them; may be null
   std::shared_ptr<StepTurns> turns;  // if the device is shared with another engine; else null
   // Set if the pool, and the turns, are shared with a decode engine, which must be attached already; else null.
   std::shared_ptr<SharedPool> shared;

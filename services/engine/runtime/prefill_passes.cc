@@ -26,6 +26,16 @@ double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
+int32_t PrefillPasses::Pass::num_prompt_rows() const {
+  int32_t rows = 0;
+  for (const PrefillSlice& slice : slices) rows += static_cast<int32_t>(slice.tokens.size());
+  return rows;
+}
+
+int32_t PrefillPasses::Pass::num_riders() const {
+  return riders == nullptr ? 0 : static_cast<int32_t>(riders->rows.size());
+}
+
 // A pass of few prompt rows that takes a large step along costs more than the recorded step: short prompts gather for a
 // few steps.
 bool PrefillPasses::CanWait() const {
@@ -68,6 +78,7 @@ std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
                    [](const Job& job) { return job->request.prompt_logprobs.has_value(); }))
     meter_.Add(tokens, cost, Seconds(Clock::now() - start));
   if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
+  if (options_.on_pass != nullptr) options_.on_pass(pass.num_prompt_rows(), pass.num_riders());
   const bool shared = pass.riders != nullptr;
   Finish(pass, ended);
   if (shared) {
@@ -162,12 +173,11 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
 // A decode step that waits shares the pass, where its slices are plain ones.
 void PrefillPasses::Board(Pass& pass) {
   if (options_.shared == nullptr || options_.turns == nullptr) return;
-  size_t rows = options_.turns->num_offered();
+  const int64_t rows = static_cast<int64_t>(options_.turns->num_offered()) + pass.num_prompt_rows();
   const bool plain =
       IsPlain(pass.layers) && std::all_of(pass.slices.begin(), pass.slices.end(),
                                           [](const PrefillSlice& slice) { return slice.observers == nullptr; });
-  for (const PrefillSlice& slice : pass.slices) rows += slice.tokens.size();
-  if (!plain || rows > static_cast<size_t>(executor_.max_rows())) return options_.turns->CannotBoard();
+  if (!plain || rows > executor_.max_rows()) return options_.turns->CannotBoard();
   pass.riders = options_.turns->Board();
 }
 

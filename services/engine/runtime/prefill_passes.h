@@ -47,6 +47,8 @@ class PrefillPasses {
     std::vector<PrefillSlice> slices;  // [jobs.size()]
     PassLayers layers;
     StepOffer* riders = nullptr;  // a decode step that shares the pass; null: none
+    int32_t num_prompt_rows() const;
+    int32_t num_riders() const;
   };
   bool CanWait() const;
   Pass Choose(std::vector<Ended>& ended);

@@ -1,5 +1,6 @@
 // A prefill and a decode worker of one process with one page pool: prompts are handed over in the pages in which they
 // were computed, running sequences and cached KV share the room, and no page is lost.
+#include "tests/services/base/http_client.h"
 #include "tests/services/workers/workers_fixture.h"
 
 namespace spl {
@@ -103,9 +104,25 @@ class TurnsTest : public InPlaceTest {
  protected:
   // Four sequences that are decoded when six long prompts come.
   void RunBesidePrompts();
+  // Sum of splice_pass_tokens of both workers.
+  double PassTokens(const std::string& work) const;
 };
 
+double TurnsTest::PassTokens(const std::string& work) const {
+  double sum = 0;
+  for (const std::string& address : {prefill_->metrics_address(), decode_->metrics_address()}) {
+    const std::string text =
+        spl::testing::Exchange(address, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    const std::string series = "\nsplice_pass_tokens_sum{work=\"" + work + "\"} ";
+    const size_t at = text.find(series);
+    EXPECT_NE(at, std::string::npos) << address << " has no " << series;
+    if (at != std::string::npos) sum += std::stod(text.substr(at + series.size()));
+  }
+  return sum;
+}
+
 void TurnsTest::RunBesidePrompts() {
+  metrics_listen_ = "127.0.0.1:0";
   StartWorkers("none");
   v1::SamplingParams sampled = Sampling(150);
   sampled.set_temperature(0.8f);
@@ -131,6 +148,13 @@ void TurnsTest::RunBesidePrompts() {
     EXPECT_EQ(results[i].tokens, Expected(prompt_of(i), sampling_of(i))) << i;
   }
   EXPECT_TRUE(PagesComeBack());
+  // Every token of a prompt, and every one of an answer but its first, is a row of one pass.
+  double tokens = 0;
+  for (size_t i = 0; i < results.size(); ++i)
+    tokens += static_cast<double>(prompt_of(i).size() + results[i].tokens.size() - 1);
+  EXPECT_EQ(PassTokens("prompts") + PassTokens("decode") + PassTokens("both"), tokens);
+  const bool may_share = decode_->shared()->turns() != nullptr && decode_->shared()->turns()->num_rides() > 0;
+  EXPECT_EQ(PassTokens("both") > 0, may_share);
 }
 
 // No step becomes due, however busy the machine is: one that is due runs alone.
@@ -236,8 +260,8 @@ TEST_P(InPlaceTest, ACommitThatHandsNothingOverIsRefused) {
 }
 
 const Way kOnePool[] = {{"in place", false, "in place"}, {"in place", true, "in place"}};
-INSTANTIATE_TEST_SUITE_P(OnePool, InPlaceTest, testing::ValuesIn(kOnePool), WayName);
-INSTANTIATE_TEST_SUITE_P(OnePool, TurnsTest, testing::ValuesIn(kOnePool), WayName);
+INSTANTIATE_TEST_SUITE_P(OnePool, InPlaceTest, ::testing::ValuesIn(kOnePool), WayName);
+INSTANTIATE_TEST_SUITE_P(OnePool, TurnsTest, ::testing::ValuesIn(kOnePool), WayName);
 
 using SeparatePoolsTest = WorkersTest;
 
@@ -256,7 +280,7 @@ TEST_P(SeparatePoolsTest, ATicketInPlaceIsRefused) {
   EXPECT_TRUE(PagesComeBack());
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, SeparatePoolsTest, testing::Values(Way{"shm", false, "shm"}), WayName);
+INSTANTIATE_TEST_SUITE_P(Pools, SeparatePoolsTest, ::testing::Values(Way{"shm", false, "shm"}), WayName);
 
 }  // namespace
 }  // namespace spl
