@@ -21,7 +21,9 @@ PagePool::PagePool(const KvPartitions& partitions, std::vector<const kernels::Ba
   SPLICE_CHECK(backends_.size() == parts_.size(), "a page pool needs one backend for each part");
   for (int r = 0; r < view_.num_ranks(); ++r) {
     parts_[r].num_free = view_.pages_per_rank();
-    if (view_.pages_per_rank() > 0) parts_[r].free_runs[view_.rank(r).first_page] = view_.pages_per_rank();
+    if (view_.pages_per_rank() == 0) continue;
+    parts_[r].free_runs[view_.rank(r).first_page] = view_.pages_per_rank();
+    parts_[r].runs_by_length.emplace(view_.pages_per_rank(), view_.rank(r).first_page);
   }
 }
 
@@ -46,21 +48,29 @@ absl::Status PagePool::AllocateByRank(std::span<const int64_t> counts, std::vect
 }
 
 void PagePool::TakeLocked(Part& part, int64_t count, std::vector<int32_t>& pages) {
-  // Takes the first run that is large enough; without one, takes runs in ascending order until there are enough pages.
-  auto run =
-      std::find_if(part.free_runs.begin(), part.free_runs.end(), [&](const auto& r) { return r.second >= count; });
-  if (run == part.free_runs.end()) run = part.free_runs.begin();
   part.num_free -= count;
+  std::vector<std::pair<int32_t, int32_t>> taken;  // first page, length
   while (count > 0) {
-    const auto [first, length] = *run;
-    const int32_t take = static_cast<int32_t>(std::min<int64_t>(length, count));
-    for (int32_t page = first; page < first + take; ++page) {
+    // The pool has so many free pages, so that there is a run.
+    auto run = part.runs_by_length.lower_bound({static_cast<int32_t>(count), 0});
+    if (run == part.runs_by_length.end()) --run;
+    const auto [length, first] = *run;
+    const auto take = static_cast<int32_t>(std::min<int64_t>(length, count));
+    part.runs_by_length.erase(run);
+    const auto next = part.free_runs.erase(part.free_runs.find(first));
+    if (take < length) {
+      part.free_runs.emplace_hint(next, first + take, length - take);
+      part.runs_by_length.emplace(length - take, first + take);
+    }
+    taken.emplace_back(first, take);
+    count -= take;
+  }
+  std::sort(taken.begin(), taken.end());
+  for (const auto& [first, length] : taken) {
+    for (int32_t page = first; page < first + length; ++page) {
       pages.push_back(page);
       owners_[page] = 1;
     }
-    run = part.free_runs.erase(run);
-    if (take < length) run = part.free_runs.emplace_hint(run, first + take, length - take);
-    count -= take;
   }
 }
 
@@ -227,16 +237,20 @@ void PagePool::FreeRunLocked(int32_t first, int32_t count) {
   auto next = part.free_runs.lower_bound(first);
   if (next != part.free_runs.end() && next->first == first + count) {
     count += next->second;
+    part.runs_by_length.erase({next->second, next->first});
     next = part.free_runs.erase(next);
   }
   if (next != part.free_runs.begin()) {
     auto previous = std::prev(next);
     if (previous->first + previous->second == first) {
+      part.runs_by_length.erase({previous->second, previous->first});
       previous->second += count;
+      part.runs_by_length.emplace(previous->second, previous->first);
       return;
     }
   }
   part.free_runs.emplace_hint(next, first, count);
+  part.runs_by_length.emplace(count, first);
 }
 
 int32_t PagePool::owners(int32_t page) const {
@@ -284,7 +298,9 @@ void PagePool::CheckInvariants() const {
   for (int r = 0; r < view_.num_ranks(); ++r) {
     int64_t free_of_part = 0;
     int32_t last_end = -1;
+    SPLICE_CHECK(parts_[r].runs_by_length.size() == parts_[r].free_runs.size(), "runs by length are not the free runs");
     for (const auto& [first, length] : parts_[r].free_runs) {
+      SPLICE_CHECK(parts_[r].runs_by_length.contains({length, first}), "a free run is not among those by length");
       SPLICE_CHECK(length > 0 && first > last_end, "free runs are not disjoint and maximal");
       SPLICE_CHECK(view_.rank(r).contains(first) && view_.rank(r).contains(first + length - 1),
                    "a free run leaves its part");

@@ -7,7 +7,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,7 +28,7 @@ namespace spl::engine {
 // all of its owners are caches.
 //
 // Invariants: a page is free or has owners, never both; free runs are disjoint, maximal within a part, and sum to its
-// number of free pages; caches are at most all of a page's owners.
+// number of free pages; runs_by_length has the same runs; caches are at most all of a page's owners.
 class PagePool {
  public:
   // `backend` (borrowed) copies memory that the host cannot access; null: the view is host memory.
@@ -37,7 +39,8 @@ class PagePool {
 
   // Appends `count` pages with one owner each to `pages`, or none: ResourceExhausted names both numbers. With several
   // ranks, which must divide `count`, each rank gives the same share, in order of ranks. Pages of a rank come in
-  // ascending runs, as a single run if the pool has one, so that neighbours travel in one transfer.
+  // ascending runs, as a single run if the pool has one, so that neighbours travel in one transfer: the shortest one
+  // that is long enough, or else the longest ones. Cost: logarithmic in the number of free runs, for each run taken.
   absl::Status Allocate(int64_t count, std::vector<int32_t>& pages);
   // The same with counts[r] pages of rank r; `counts`: [num_ranks].
   absl::Status AllocateByRank(std::span<const int64_t> counts, std::vector<int32_t>& pages);
@@ -81,6 +84,8 @@ class PagePool {
   // Pages of one rank.
   struct Part {
     std::map<int32_t, int32_t> free_runs;  // first page → length
+    // The same as (length, first page). A pool with cached text has runs of single pages by the hundred thousand.
+    std::set<std::pair<int32_t, int32_t>> runs_by_length;
     int64_t num_free = 0;
     int64_t num_cached = 0;  // whose owners are all caches
   };

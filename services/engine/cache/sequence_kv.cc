@@ -90,7 +90,9 @@ absl::Status SequenceKv::Reserve(int64_t num_tokens) {
 
 absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   const int32_t begin = num_pages_per_stream();
-  // Gives pages stream by stream: the pages that one layer writes lie together, and travel as few large runs.
+  // Gives pages stream by stream: the pages that one layer writes lie together, and travel as few large runs. Those of
+  // the last page, which is not full, lie behind those of all streams of the rank: they are given back before full
+  // pages, which caches keep, and would leave a hole of one page behind each stream.
   const std::vector<int32_t> order = StreamsByRank(shape_, pool_.view().num_ranks());
   std::vector<PageHole> holes(holes_.size());
   std::vector<int64_t> counts(pool_.view().num_ranks());
@@ -104,15 +106,27 @@ absl::Status SequenceKv::ReservePages(int32_t end, int64_t num_tokens) {
   std::vector<int32_t> pages;
   SPLICE_RETURN_IF_ERROR(pool_.AllocateByRank(counts, pages));
   auto next = pages.begin();
+  const auto give = [&](std::span<const int32_t> streams, int32_t first, int32_t last) {
+    for (const int32_t stream : streams) {
+      const PageHole hole = holes.empty() ? PageHole{} : holes[static_cast<size_t>(stream)];
+      for (int32_t page = first; page < last; ++page) {
+        const bool there = (page < hole.begin || page >= hole.end) && Keeps(stream, page);
+        streams_[static_cast<size_t>(stream)].push_back(there ? *next++ : kernels::kNoPage);
+        num_dropped_ += !Keeps(stream, page);
+      }
+    }
+  };
+  const int32_t unfinished = std::max(begin, num_tokens % kernels::kPageTokens == 0 ? end : end - 1);
+  const size_t of_rank = order.size() / static_cast<size_t>(pool_.view().num_ranks());
+  for (size_t first = 0; first < order.size(); first += of_rank) {
+    const auto streams = std::span(order).subspan(first, of_rank);
+    give(streams, begin, unfinished);
+    give(streams, unfinished, end);
+  }
   std::vector<int32_t> left_out;
   for (const int32_t stream : order) {
     const auto s = static_cast<size_t>(stream);
     const PageHole hole = holes.empty() ? PageHole{} : holes[s];
-    for (int32_t page = begin; page < end; ++page) {
-      const bool there = (page < hole.begin || page >= hole.end) && Keeps(stream, page);
-      streams_[s].push_back(there ? *next++ : kernels::kNoPage);
-      num_dropped_ += !Keeps(stream, page);
-    }
     if (hole.size() == 0) continue;
     for (int32_t page = std::max(hole.begin, holes_[s].end); page < std::min(hole.end, begin); ++page) {
       int32_t& entry = streams_[s][page];

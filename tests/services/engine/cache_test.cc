@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <random>
@@ -49,6 +50,42 @@ TEST_F(CacheTest, AllocationIsAllOrNothingAndContiguousWhenItCan) {
   pool_.Release(pages);
   EXPECT_EQ(pool_.num_free(), kPages);
   pool_.CheckInvariants();
+}
+
+TEST_F(CacheTest, TheShortestRunThatIsLongEnoughIsTaken) {
+  std::vector<int32_t> all;
+  ASSERT_TRUE(pool_.Allocate(kPages, all).ok());
+  const auto free = [&](int32_t first, int32_t count) { pool_.Release(std::span(all).subspan(first, count)); };
+  free(0, 7);
+  free(20, 3);
+  free(40, 5);
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool_.Allocate(4, pages).ok());
+  EXPECT_THAT(pages, testing::ElementsAre(40, 41, 42, 43));
+  // Without one, few long ones, in ascending order.
+  ASSERT_TRUE(pool_.Allocate(9, pages).ok());
+  EXPECT_THAT(pages, testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 20, 21));
+  ASSERT_TRUE(pool_.Allocate(2, pages).ok());
+  EXPECT_THAT(pages, testing::ElementsAre(22, 44));
+  pool_.CheckInvariants();
+}
+
+// A pool that has served prompts for a while is full of holes of one page, and every sequence that grows asks it.
+TEST_F(CacheTest, HolesDoNotSlowAllocationDown) {
+  constexpr int32_t kMany = 400'000;
+  PagePool pool({reinterpret_cast<std::byte*>(memory_.data()), kernels::DType::kF32, 8, kMany});
+  std::vector<int32_t> all, pages;
+  ASSERT_TRUE(pool.Allocate(kMany, all).ok());
+  for (int32_t page = 0; page < kMany - 1000; page += 2) pool.Release(std::span(all).subspan(page, 1));
+  pool.Release(std::span(all).subspan(kMany - 900));
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_TRUE(pool.Allocate(256, pages).ok());
+    EXPECT_EQ(pages.back(), pages.front() + 255);
+    pool.Release(pages);
+  }
+  // A walk over the holes takes milliseconds each time.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
 }
 
 TEST_F(CacheTest, RandomUseKeepsTheInvariants) {
@@ -144,12 +181,30 @@ TEST_F(CacheTest, StreamsGrowTogetherAndGiveEverythingBack) {
     EXPECT_EQ(pool_.num_free(), kPages - 12);
     ASSERT_TRUE(kv.Reserve(128).ok());  // fits already
     EXPECT_EQ(kv.num_pages_per_stream(), 2);
-    // One layer's pages lie together.
-    EXPECT_EQ(kv.stream(0, 1)[0], kv.stream(0, 0)[1] + 1);
+    // One layer's pages lie together, and behind those of all layers the ones that are not full.
+    EXPECT_EQ(kv.stream(0, 1)[0], kv.stream(0, 0)[0] + 1);
+    EXPECT_EQ(kv.stream(0, 0)[1], kv.stream(0, 0)[0] + kShape.num_streams());
+    EXPECT_EQ(kv.stream(0, 1)[1], kv.stream(0, 0)[1] + 1);
     EXPECT_EQ(kv.Reserve(64 * 100).code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(kv.num_pages_per_stream(), 2);
   }
   EXPECT_EQ(pool_.num_free(), kPages);
+}
+
+// Caches keep the full pages of a sequence that has ended: what it gives back is one run.
+TEST_F(CacheTest, ASequenceWhoseFullPagesAreKeptLeavesNoHoles) {
+  PrefixIndex index(pool_);
+  for (const int64_t num_tokens : {150, 128}) {
+    SequenceKv kv(pool_, kShape);
+    ASSERT_TRUE(kv.Reserve(num_tokens).ok());
+    kv.set_num_tokens(num_tokens);
+    ASSERT_TRUE(kv.Reserve(num_tokens + 70).ok());
+    index.Insert(Keys(static_cast<uint8_t>(num_tokens), 2), kv);
+  }
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool_.Allocate(pool_.num_free(), pages).ok());
+  EXPECT_EQ(pages.back(), pages.front() + static_cast<int32_t>(pages.size()) - 1);
+  pool_.Release(pages);
 }
 
 TEST_F(CacheTest, ForkSharesFullPagesAndCopiesTheLast) {
