@@ -1,6 +1,7 @@
 #include "services/engine/cache/prefix_index.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "services/base/check.h"
 
@@ -59,16 +60,19 @@ void PrefixIndex::Insert(std::span<const chunk::ChunkKey> keys, const SequenceKv
 
 bool PrefixIndex::EvictUntilFree(int64_t num_free) {
   std::lock_guard lock(mutex_);
-  auto it = recency_.end();
-  while (pool_.num_free() < num_free && it != recency_.begin()) {
-    --it;
-    const auto entry = entries_.find(*it);
-    // Checking one page is enough: the pages of a chunk are shared and released together.
-    if (pool_.owners(entry->second.pages.front()) > 1) continue;
+  for (size_t left = recency_.size(); left > 0 && pool_.num_free() < num_free; --left) {
+    const auto oldest = std::prev(recency_.end());
+    const auto entry = entries_.find(*oldest);
+    // Checking one page is enough: the pages of a chunk are shared and released together. Entries of sequences that run
+    // for long would gather at this end, and every call would walk over them.
+    if (pool_.owners(entry->second.pages.front()) > 1) {
+      recency_.splice(recency_.begin(), recency_, oldest);
+      continue;
+    }
     Release(entry->second);
     entries_.erase(entry);
-    if (observer_ != nullptr) observer_(false, std::span(&*it, 1));
-    it = recency_.erase(it);
+    if (observer_ != nullptr) observer_(false, std::span(&*oldest, 1));
+    recency_.erase(oldest);
   }
   return pool_.num_free() >= num_free;
 }

@@ -18,8 +18,8 @@
 namespace spl::engine {
 
 // Is an owner of every page it lists. Holds EXACT KV only (docs/methods/provenance.md, P2): Insert takes nothing else.
-// Eviction is LRU, with the deepest chunk of a prompt first, and skips entries whose pages have other owners. Any
-// thread may call.
+// Eviction is LRU, with the deepest chunk of a prompt first, and skips entries whose pages have other owners, which then
+// count as used. Any thread may call.
 class PrefixIndex {
  public:
   // Called for every chunk that is added (stored) or removed, in order, with the index's lock held: it must neither

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <random>
@@ -399,6 +400,35 @@ TEST_F(CacheTest, EvictionIsLeastRecentDeepestFirstAndSparesWhatIsUsed) {
   EXPECT_EQ(index.CountLeading(old_keys), 0u);
   EXPECT_EQ(index.CountLeading(new_keys), 1u);
   EXPECT_EQ(pool_.num_free(), kPages - 6);
+}
+
+// Long answers run while short prompts come and go: their chunks are the oldest, and in use.
+TEST_F(CacheTest, WhatIsUsedIsNotWalkedOverAtEachEviction) {
+  constexpr int32_t kUsed = 40'000, kOthers = 6'000;
+  PagePool pool({reinterpret_cast<std::byte*>(memory_.data()), kernels::DType::kF32, 8,
+                 (kUsed + kOthers) * kShape.num_streams()});
+  PrefixIndex index(pool);
+  uint32_t next = 0;
+  const auto keys = [&](int32_t count) {
+    std::vector<chunk::ChunkKey> made(count);
+    for (chunk::ChunkKey& key : made) std::memcpy(key.bytes.data(), &++next, sizeof(next));
+    return made;
+  };
+  SequenceKv runs(pool, kShape);
+  ASSERT_TRUE(runs.Reserve(64 * kUsed).ok());
+  runs.set_num_tokens(64 * kUsed);
+  index.Insert(keys(kUsed), runs);
+  for (int32_t i = 0; i < kOthers; ++i) {
+    SequenceKv kv(pool, kShape);
+    ASSERT_TRUE(kv.Reserve(64).ok());
+    kv.set_num_tokens(64);
+    index.Insert(keys(1), kv);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (int32_t i = 1; i <= kOthers; ++i) ASSERT_TRUE(index.EvictUntilFree(i * kShape.num_streams()));
+  EXPECT_EQ(index.size(), static_cast<size_t>(kUsed));
+  // A walk over all of them takes milliseconds each time.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
 TEST_F(CacheTest, ApproximateKvNeverEntersThePrefixIndex) {
