@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string_view>
+#include <utility>
 
 namespace spl {
 namespace {
@@ -93,6 +95,21 @@ std::string RenderMetrics(Metrics& metrics, const std::string& vllm_model_name) 
   if (vllm_model_name.empty()) return metrics.Render();
   std::vector<MetricFamily> families = metrics.registry().Collect();
   std::vector<MetricFamily> vllm = VllmFamilies(families, vllm_model_name);
+  std::move(vllm.begin(), vllm.end(), std::back_inserter(families));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+std::string RenderMetrics(std::span<const ProgramMetrics> programs, const std::string& vllm_model_name) {
+  std::vector<ProgramFamilies> collected = CollectPrograms(programs);
+  std::vector<MetricFamily> vllm;
+  std::set<std::string> known;
+  for (const ProgramFamilies& program : collected) {
+    if (vllm_model_name.empty()) break;
+    for (MetricFamily& family : VllmFamilies(program.families, vllm_model_name)) {
+      if (known.insert(family.name).second) vllm.push_back(std::move(family));
+    }
+  }
+  std::vector<MetricFamily> families = MergedFamilies(std::move(collected));
   std::move(vllm.begin(), vllm.end(), std::back_inserter(families));
   return prometheus::TextSerializer().Serialize(families);
 }

@@ -3,10 +3,12 @@
 
 #include <prometheus/metric_family.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "services/base/metrics.h"
+#include "services/base/program_metrics.h"
 
 namespace spl {
 
@@ -18,5 +20,9 @@ std::vector<prometheus::MetricFamily> VllmFamilies(const std::vector<prometheus:
 
 // Returns Metrics::Render(), and behind it the text of VllmFamilies where vllm_model_name is not empty. Any thread.
 std::string RenderMetrics(Metrics& metrics, const std::string& vllm_model_name);
+
+// The same for several programs of one process: MergedFamilies, and each family of VllmFamilies once, as the first of
+// the programs that has it says it. REQUIRES: there is one.
+std::string RenderMetrics(std::span<const ProgramMetrics> programs, const std::string& vllm_model_name);
 
 }  // namespace spl

@@ -68,6 +68,7 @@ class DecodeServer {
 
   std::string grpc_address() const { return host_->grpc_address(); }  // where it listens
   std::string metrics_address() const { return host_->metrics_address(); }
+  Metrics& metrics() { return metrics_; }
   const engine::PagePool& pool() const { return *pool_; }
   const std::shared_ptr<engine::SharedPool>& shared() const { return shared_; }
   transport::KvTransport& transport() { return *transport_; }

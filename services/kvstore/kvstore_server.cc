@@ -149,6 +149,8 @@ absl::StatusOr<std::unique_ptr<KvStoreServer>> KvStoreServer::Start(const KvStor
 std::string KvStoreServer::grpc_address() const { return parts_->host->grpc_address(); }
 std::string KvStoreServer::metrics_address() const { return parts_->host->metrics_address(); }
 
+Metrics& KvStoreServer::metrics() { return parts_->metrics; }
+
 void KvStoreServer::Stop() {
   parts_->host->Stop();
   parts_->maintenance->Stop();

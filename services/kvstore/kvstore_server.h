@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "services/base/metrics.h"
 #include "services/base/otlp_exporter.h"
 #include "services/base/tls.h"
 
@@ -40,6 +41,7 @@ class KvStoreServer {
 
   std::string grpc_address() const;
   std::string metrics_address() const;
+  Metrics& metrics();
   void Stop();
 
  private:

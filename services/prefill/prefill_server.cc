@@ -52,6 +52,28 @@ absl::StatusOr<engine::KvPartitions> PrefillServer::MakePages(const PrefillServe
   return device_memory_->pages;
 }
 
+// With its store, and with the pool of the neighbour where there is one.
+absl::StatusOr<engine::PrefillEngineOptions> PrefillServer::SetUpEngine(const PrefillServerOptions& options,
+                                                                        transport::KvTransport& transport) {
+  engine::PrefillEngineOptions engine_options = options.engine;
+  if (!options.store_address.empty()) {
+    chunk::RemoteStoreOptions remote;
+    remote.transport = &transport;
+    remote.tls = options.tls;
+    chunk::ClusterStoreOptions cluster;
+    cluster.metrics = &metrics_;
+    SPLICE_ASSIGN_OR_RETURN(engine_options.store,
+                            chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
+  }
+  engine_options.on_cache_change = [events = &cache_events_](bool stored, auto keys) { events->Report(stored, keys); };
+  engine_options.on_pass = wire::PassObserver(metrics_);
+  if (options.neighbour.pool != nullptr) {
+    engine_options.shared = options.neighbour.pool;
+    engine_options.turns = options.neighbour.pool->turns();
+  }
+  return engine_options;
+}
+
 absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_ptr<const engine::Model> model,
                                                                     const PrefillServerOptions& options) {
   auto server = std::unique_ptr<PrefillServer>(new PrefillServer);
@@ -63,24 +85,7 @@ absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(std::shared_
   SPLICE_ASSIGN_OR_RETURN(const engine::KvPartitions pages, server->MakePages(options, peer_options));
   const DecodeNeighbour& neighbour = options.neighbour;
   transport::KvTransport& transport = neighbour.pool != nullptr ? *neighbour.transport : *server->transport_;
-  engine::PrefillEngineOptions engine_options = options.engine;
-  if (!options.store_address.empty()) {
-    chunk::RemoteStoreOptions remote;
-    remote.transport = &transport;
-    remote.tls = options.tls;
-    chunk::ClusterStoreOptions cluster;
-    cluster.metrics = &server->metrics_;
-    SPLICE_ASSIGN_OR_RETURN(engine_options.store,
-                            chunk::ClusterChunkStore::Connect(options.store_address, remote, cluster));
-  }
-  engine_options.on_cache_change = [events = &server->cache_events_](bool stored, auto keys) {
-    events->Report(stored, keys);
-  };
-  engine_options.on_pass = wire::PassObserver(server->metrics_);
-  if (neighbour.pool != nullptr) {
-    engine_options.shared = neighbour.pool;
-    engine_options.turns = neighbour.pool->turns();
-  }
+  SPLICE_ASSIGN_OR_RETURN(const engine::PrefillEngineOptions engine_options, server->SetUpEngine(options, transport));
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::PrefillEngine::Create(model, pages, engine_options));
   server->peers_ = std::make_unique<PeerTable>(transport, model, peer_options);
   server->pushes_ =

@@ -76,11 +76,14 @@ class PrefillServer {
 
   std::string grpc_address() const { return host_->grpc_address(); }  // where it listens
   std::string metrics_address() const { return host_->metrics_address(); }
+  Metrics& metrics() { return metrics_; }
   const engine::PagePool& pool() const { return engine_->pool(); }
   void Stop();  // drains, then ends; idempotent
 
  private:
   PrefillServer() = default;
+  absl::StatusOr<engine::PrefillEngineOptions> SetUpEngine(const PrefillServerOptions& options,
+                                                           transport::KvTransport& transport);
   absl::StatusOr<engine::KvPartitions> MakePages(const PrefillServerOptions& options, PeerOptions& peers);
 
   Metrics metrics_;

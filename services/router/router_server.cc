@@ -149,7 +149,7 @@ class Server final : public RouterServer {
     cors_ = std::make_unique<Cors>(options_.cors_origins);
     api_ = std::make_unique<OpenAiApi>(
         *dispatcher_, *bases_, keys_, *pool_, *probe_pool_, metrics_,
-        OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses});
+        OpenAiApiOptions{VllmModelName(), options_.strict_requests, options_.stored_responses, options_.beside});
     admin_api_ = std::make_unique<AdminApi>(*bases_, keys_, loopback, *admin_pool_, *publish_pool_);
     history_ = std::make_unique<History>(HistoryOptionsFor(options_.history_period));
     control_api_ = std::make_unique<ControlApi>(*dispatcher_, *history_, keys_,

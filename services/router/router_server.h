@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "services/base/otlp_exporter.h"
+#include "services/base/program_metrics.h"
 #include "services/base/public_tls.h"
 #include "services/router/dispatch/dispatcher.h"
 #include "services/router/http/http_server.h"
@@ -40,6 +41,9 @@ struct RouterOptions {
   // HOST:PORT of /metrics, /healthz, /readyz for operators; empty: only on the HTTP API.
   std::string metrics_listen;
   bool vllm_metric_names = false;  // /metrics also has what vLLM has under vLLM's names (VllmFamilies)
+  // Other programs of this process, in the order decode, prefill, store: /metrics of the HTTP API has theirs, too, and
+  // the label component on every series. They outlive the router.
+  std::vector<ProgramMetrics> beside;
   DispatchOptions dispatch;
   // File of "key [name]" lines; empty: no authentication.
   std::string api_keys_file;

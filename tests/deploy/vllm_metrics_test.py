@@ -14,6 +14,7 @@ import tools
 BIN = pathlib.Path(os.environ.get("SPLICE_BIN_DIR", tools.ROOT / "build" / "bin"))
 SPLICE = BIN / "splice"
 CLIENTS, REQUESTS = 4, 6
+PROGRAMS = ["router", "decode", "prefill", "store"]
 
 if not SPLICE.exists():
     tools.skip(f"no splice in {BIN}")
@@ -37,6 +38,17 @@ def series(text):
     return found, models
 
 
+def of_first_program(found):
+    """Own series without the label component, as the first of the programs that has the name says it."""
+    programs = {}
+    for (name, labels), _ in found.items():
+        component = dict(labels).get("component")
+        if component in PROGRAMS:
+            programs[name] = min(programs.get(name, len(PROGRAMS)), PROGRAMS.index(component))
+    return {(name, tuple(pair for pair in labels if pair[0] != "component")): value for (name, labels), value in found.items()
+            if name in programs and dict(labels)["component"] == PROGRAMS[programs[name]]}
+
+
 class VllmMetricsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -58,15 +70,16 @@ class VllmMetricsTest(unittest.TestCase):
         """Returns how many series were compared."""
         found, models = series(text)
         self.assertEqual(models, {"splice-tiny"})
+        own_series = of_first_program(found)
         compared = 0
         for vllm, own in metrics.read_vllm_table().items():
             if own == "splice_reuse_tokens_total":
-                kinds = {dict(labels)["kind"]: v for (name, labels), v in found.items() if name == own}
+                kinds = {dict(labels)["kind"]: v for (name, labels), v in own_series.items() if name == own}
                 want = sum(v for kind, v in kinds.items() if kind != "miss" or "queries" in vllm)
                 self.assertEqual(found[vllm, ()], want, vllm)
                 compared += 1
                 continue
-            for (name, labels), value in found.items():
+            for (name, labels), value in own_series.items():
                 if name == own or name in {f"{own}_{suffix}" for suffix in ("bucket", "sum", "count")}:
                     self.assertEqual(found[name.replace(own, vllm), labels], value, vllm)
                     compared += 1
@@ -105,6 +118,10 @@ class VllmMetricsTest(unittest.TestCase):
         self.assertEqual(found["vllm:e2e_request_latency_seconds_count", ()], CLIENTS * REQUESTS)
         self.assertGreater(found["vllm:prefix_cache_hits_total", ()], 0)
         self.assertLess(found["vllm:prefix_cache_hits_total", ()], found["vllm:prefix_cache_queries_total", ()])
+        # The page has every program.
+        self.assertEqual({dict(labels)["component"] for (name, labels) in found if name.startswith("splice_")}, set(PROGRAMS))
+        self.assertGreater(found["splice_pass_tokens_sum", (("component", "decode"), ("work", "decode"))], 0)
+        self.assertIn(("vllm:kv_cache_usage_perc", ()), found)
         # The page of every program has each own name at most once, and no name twice.
         types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
         self.assertEqual(len(types), len(set(types)))

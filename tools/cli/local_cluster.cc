@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClu
 
   kvstore::KvStoreOptions store;
   store.listen = "127.0.0.1:0";
-  store.metrics_listen = options.metrics_listen;
+  store.metrics_listen = "";  // on the page of the HTTP API
   store.data_dir = options.data_dir;
   store.memory_bytes = options.store_memory_bytes;
   store.disk_bytes = options.store_disk_bytes;
@@ -121,7 +121,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
   const auto grammars = MakeWorkerGrammars(TextFolder(options), *model);
   decode::DecodeServerOptions decode;
   decode.service.grammars = grammars;
-  decode.metrics_listen = options.metrics_listen;
+  decode.metrics_listen = "";  // on the page of the HTTP API
   decode.worker_id = "decode-0";
   decode.kv_bytes = pools.decode;
   decode.trace = options.trace;
@@ -138,7 +138,7 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
 
   prefill::PrefillServerOptions prefill;
   prefill.grammars = grammars;
-  prefill.metrics_listen = options.metrics_listen;
+  prefill.metrics_listen = "";  // on the page of the HTTP API
   prefill.worker_id = "prefill-0";
   prefill.kv_bytes = pools.prefill;
   prefill.trace = options.trace;
@@ -181,6 +181,7 @@ router::RouterOptions LocalCluster::RouterOptionsOf(const LocalClusterOptions& o
   router.public_tls = options.public_tls;
   router.trace = options.trace;
   router.trace_ui_url = options.trace_ui_url;
+  router.beside = {{"decode", &decode_->metrics()}, {"prefill", &prefill_->metrics()}, {"store", &store_->metrics()}};
   router.knowledge_bases.store = store_->grpc_address();
   router.dispatch.fleet.prefill = {prefill_->grpc_address()};
   router.dispatch.fleet.decode = {decode_->grpc_address()};

@@ -24,7 +24,6 @@ struct LocalClusterOptions {
   std::string tokenizer_dir;  // "": the model's folder; with random weights: token ids only
   std::string http_listen = "127.0.0.1:8000";
   std::string grpc_listen = "127.0.0.1:8001";
-  std::string metrics_listen;  // for metrics of workers and store; empty: only the router's, at the HTTP API's /metrics
   bool vllm_metric_names = false;  // see router::RouterOptions
   std::string api_keys_file;
   std::string secret_file;                                                      // see router::RouterOptions

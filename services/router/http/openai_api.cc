@@ -120,10 +120,17 @@ void OpenAiApi::AddGets() {
   routes_["/"] = here(false, [](const ExchangePtr& e) {
     e->Respond({.status = 302, .content_type = "text/plain", .headers = {{"location", "/ui"}}});
   });
-  routes_["/metrics"] = {{"GET"}, false, Place::kProbes, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
-                           e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                                       .body = RenderMetrics(metrics_, options_.vllm_model_name)});
-                         }};
+  routes_["/metrics"] = {
+      {"GET"}, false, Place::kProbes, [this](const ExchangePtr& e, const Caller&, const LeasePtr&) {
+        e->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = MetricsPage()});
+      }};
+}
+
+std::string OpenAiApi::MetricsPage() const {
+  if (options_.beside.empty()) return RenderMetrics(metrics_, options_.vllm_model_name);
+  std::vector<ProgramMetrics> programs = {{"router", &metrics_}};
+  programs.insert(programs.end(), options_.beside.begin(), options_.beside.end());
+  return RenderMetrics(programs, options_.vllm_model_name);
 }
 
 std::string OpenAiApi::ErrorBodyOf(int status, const std::string& message, const std::string& path) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "services/base/program_metrics.h"
 #include "services/router/admission/auth.h"
 #include "services/router/admission/fair_pool.h"
 #include "services/router/admission/work_pool.h"
@@ -25,6 +26,7 @@ struct OpenAiApiOptions {
   std::string vllm_model_name;   // RenderMetrics
   bool strict_requests = false;  // a field that has no effect is an error
   StoredResponsesOptions stored_responses = {};
+  std::vector<ProgramMetrics> beside = {};  // other programs of this process, whose metrics /metrics has, too
 };
 
 // Any thread may call Handle, which returns at once. The pool works on requests with a body, after they have been
@@ -75,6 +77,7 @@ class OpenAiApi {
   void Detokenize(const ExchangePtr& exchange);
   void ListModels(const ExchangePtr& exchange);
   void GetModel(const ExchangePtr& exchange);
+  std::string MetricsPage() const;
 
   Dispatcher& core_;
   KnowledgeBases& bases_;

@@ -65,6 +65,27 @@ TEST(VllmMetrics, SayTheSameUnderBothNames) {
   EXPECT_EQ(metrics.Render().find("vllm:"), std::string::npos);
 }
 
+TEST(ProgramMetrics, OfOneProcessAreAPageWithTheirComponents) {
+  Metrics router, decode;
+  router.Gauge(metric::kNumRequestsRunning, "Running.").Set(3);
+  router.Counter(metric::kRequestSuccessTotal, "Done.", {{"finished_reason", "stop"}}).Increment();
+  decode.Gauge(metric::kNumRequestsRunning, "Running.").Set(2);
+  decode.Gauge(metric::kKvCacheUsagePerc, "Use.").Set(0.5);
+  const ProgramMetrics programs[] = {{"router", &router}, {"decode", &decode}};
+  const std::string text = RenderMetrics(programs, "m");
+  for (const char* line :
+       {"splice_num_requests_running{component=\"router\"} 3", "splice_num_requests_running{component=\"decode\"} 2",
+        "splice_request_success_total{component=\"router\",finished_reason=\"stop\"} 1",
+        "splice_kv_cache_usage_perc{component=\"decode\"} 0.5", "vllm:num_requests_running{model_name=\"m\"} 3",
+        "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.5"})
+    EXPECT_NE(text.find(std::string(line) + "\n"), std::string::npos) << line << "\n" << text;
+  // A family is one, whoever has it.
+  const std::string type = "# TYPE splice_num_requests_running gauge";
+  EXPECT_EQ(text.find(type), text.rfind(type));
+  EXPECT_EQ(text.find("vllm:num_requests_running{model_name=\"m\"} 2"), std::string::npos);
+  EXPECT_EQ(RenderMetrics(programs, "").find("vllm:"), std::string::npos);
+}
+
 TEST(MetricsDeathTest, RefusesNamesOutsideThePrefix) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(Metrics().Counter("things_total", "x"), "does not start with splice_");
