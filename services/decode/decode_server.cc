@@ -40,6 +40,11 @@ uint64_t LandingBytesOf(const DecodeServerOptions& options) {
   return options.shares_pool ? std::min(bytes, uint64_t{1} << 30) : bytes;
 }
 
+// Prompts are computed for the places of sequences that are about to end.
+size_t MaxTickets(const DecodeServerOptions& options) {
+  return std::max(options.service.max_tickets, 2 * static_cast<size_t>(options.engine.executor.max_rows));
+}
+
 }  // namespace
 
 uint64_t DefaultLandingBytes(uint64_t pool_bytes, uint64_t available_host_bytes) {
@@ -96,6 +101,7 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
 // prefill engine of a local prefill evicts them later, beside its own cache.
 engine::DecodeEngineOptions DecodeServer::SetUpPool(const DecodeServerOptions& options) {
   engine::DecodeEngineOptions engine_options = options.engine;
+  engine_options.max_queued = std::max(engine_options.max_queued, MaxTickets(options));  // who has a ticket may wait
   if ((options.local_prefill.enabled() || options.shares_pool) && options.itl_target.has_value())
     engine_options.turns =
         std::make_shared<engine::StepTurns>(*options.itl_target, options.sharing.value_or(SharingOf(*model_)));
@@ -124,10 +130,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   SPLICE_ASSIGN_OR_RETURN(server->engine_, engine::DecodeEngine::Create(model, *server->pool_, engine_options));
 
   DecodeServiceOptions service_options = options.service;
-  // Prompts are computed for the places of sequences that are about to end.
   service_options.max_sequences = options.engine.executor.max_rows;
-  service_options.max_tickets =
-      std::max(service_options.max_tickets, 2 * static_cast<size_t>(service_options.max_sequences));
+  service_options.max_tickets = MaxTickets(options);
   service_options.tls = options.tls;
   service_options.transport = server->transport_.get();
   SPLICE_ASSIGN_OR_RETURN(server->tracer_,

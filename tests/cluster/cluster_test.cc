@@ -335,13 +335,34 @@ TEST_F(ClusterTest, ABrokenModelFolderEndsEveryProgramWithOneLine) {
   }
 }
 
-TEST_F(ClusterTest, RandomWeightsServeTokenIdsWithoutATokenizer) {
-  std::filesystem::create_directories(data_dir_);
-  const std::string config = (data_dir_ / "little.json").string();
+// A config.json of a model that computes a thousand prompts in seconds.
+std::string WriteLittleConfig(const std::filesystem::path& folder) {
+  std::filesystem::create_directories(folder);
+  const std::string config = (folder / "little.json").string();
   std::ofstream(config) << R"({"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 300,
     "max_position_embeddings": 512, "torch_dtype": "bfloat16", "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 40, "norm_topk_prob": true})";
+  return config;
+}
+
+// Requests that come at once wait for their turn, however many sequences a step may have.
+TEST_F(ClusterTest, ABurstOfPromptsIsQueuedNotRefused) {
+  const std::string config = WriteLittleConfig(data_dir_);
+  auto serve = Process::StartAndWaitReady({BinDir() + "/splice", "serve", "--random-weights", config, "--backend",
+                                           "cpu", "--max-sequences", "600", "--kv-bytes", "512MiB", "--http",
+                                           "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
+  ASSERT_NE(serve, nullptr);
+  const Process::Result bench = Process::Run(
+      {BinDir() + "/splice", "bench", "--endpoint", "http://" + serve->ready("http"), "--prompt-ids", "300",
+       "--concurrency", "900", "--num-requests", "900", "--input-tokens", "400", "--output-tokens", "20"},
+      120s);
+  EXPECT_EQ(bench.exit_code, 0) << bench.err;
+  EXPECT_THAT(bench.out, testing::HasSubstr("900 ok, 0 failed")) << bench.err;
+}
+
+TEST_F(ClusterTest, RandomWeightsServeTokenIdsWithoutATokenizer) {
+  const std::string config = WriteLittleConfig(data_dir_);
   auto serve = Process::StartAndWaitReady({BinDir() + "/splice", "serve", "--random-weights", config + ":3",
                                            "--backend", "cpu", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
   ASSERT_NE(serve, nullptr);

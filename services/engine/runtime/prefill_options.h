@@ -21,7 +21,9 @@ struct PrefillEngineOptions {
   // Most rows of prompts in a pass, a multiple of 64. Less than executor.max_rows leaves room for the decode step that
   // shares the pass. 0: executor.max_rows.
   int32_t slice_tokens = 0;
-  size_t max_queued = 256;
+  // Prompts that are queued or computed; more are refused, and fail. Decode workers have reserved room for each of them,
+  // which is what bounds them.
+  size_t max_queued = 4096;
   size_t max_concurrent = 16;  // prompts that hold pages at the same time
   bool prefix_cache = true;
   bool publish = true;  // puts new exact chunks into the store
