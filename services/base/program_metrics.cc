@@ -20,7 +20,7 @@ std::vector<prometheus::MetricFamily> MergedFamilies(std::vector<ProgramFamilies
   for (ProgramFamilies& program : programs) {
     for (prometheus::MetricFamily& family : program.families) {
       for (prometheus::ClientMetric& series : family.metric)
-        series.label.insert(series.label.begin(), {"component", program.component});
+        if (!program.component.empty()) series.label.insert(series.label.begin(), {"component", program.component});
       const auto [place, is_new] = places.try_emplace(family.name, merged.size());
       if (is_new) {
         merged.push_back(std::move(family));

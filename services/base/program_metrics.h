@@ -12,7 +12,7 @@
 namespace spl {
 
 struct ProgramMetrics {
-  std::string component;       // router, prefill, decode or store
+  std::string component;       // router, prefill, decode or store; empty: the only program
   Metrics* metrics = nullptr;  // borrowed
 };
 
@@ -25,8 +25,8 @@ struct ProgramFamilies {
 // Reads every program once, in order. Any thread.
 std::vector<ProgramFamilies> CollectPrograms(std::span<const ProgramMetrics> programs);
 
-// Returns the families of all programs, those of one name as one, with the label component on every series: what
-// scrapes of one pod for each program have.
+// Returns the families of all programs, those of one name as one, with the label component on every series, where it is
+// not empty: what scrapes of one pod for each program have.
 std::vector<prometheus::MetricFamily> MergedFamilies(std::vector<ProgramFamilies> programs);
 
 }  // namespace spl

@@ -92,11 +92,8 @@ std::vector<MetricFamily> VllmFamilies(const std::vector<MetricFamily>& own, con
 }
 
 std::string RenderMetrics(Metrics& metrics, const std::string& vllm_model_name) {
-  if (vllm_model_name.empty()) return metrics.Render();
-  std::vector<MetricFamily> families = metrics.registry().Collect();
-  std::vector<MetricFamily> vllm = VllmFamilies(families, vllm_model_name);
-  std::move(vllm.begin(), vllm.end(), std::back_inserter(families));
-  return prometheus::TextSerializer().Serialize(families);
+  const ProgramMetrics alone[] = {{"", &metrics}};
+  return RenderMetrics(alone, vllm_model_name);
 }
 
 std::string RenderMetrics(std::span<const ProgramMetrics> programs, const std::string& vllm_model_name) {

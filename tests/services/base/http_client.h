@@ -42,4 +42,11 @@ inline std::string HttpGet(const std::string& address, const std::string& path) 
   return Exchange(address, "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
 }
 
+// Value of a series, written as in the exposition with all of its labels, at /metrics of `address`; -1: there is none.
+inline double MetricAt(const std::string& address, const std::string& series) {
+  const std::string text = HttpGet(address, "/metrics");
+  const size_t at = text.find("\n" + series + " ");
+  return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
+}
+
 }  // namespace spl::testing

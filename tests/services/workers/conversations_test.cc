@@ -43,10 +43,7 @@ class ConversationsTest : public WorkersTest {
   }
   // Value of a series of the decode worker; -1: it is not there.
   double DecodeMetric(const std::string& series) const {
-    const std::string text = spl::testing::Exchange(decode_->metrics_address(),
-                                                    "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    const size_t at = text.find("\n" + series + " ");
-    return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
+    return spl::testing::MetricAt(decode_->metrics_address(), series);
   }
   bool MetricBecomes(const std::string& series, double value) {
     return test::Eventually([&] { return DecodeMetric(series) == value; });

@@ -44,10 +44,7 @@ class LocalPrefillTest : public WorkersTest {
     return result;
   }
   double DecodeMetric(const std::string& series) const {
-    const std::string text = spl::testing::Exchange(decode_->metrics_address(),
-                                                    "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    const size_t at = text.find("\n" + series + " ");
-    return at == std::string::npos ? -1 : std::stod(text.substr(at + series.size() + 2));
+    return spl::testing::MetricAt(decode_->metrics_address(), series);
   }
   int64_t num_streams() const { return engine::KvShapeOf(model_->config()).num_streams(); }
   // Pages of each stream.

@@ -49,12 +49,8 @@ class TicketsTest : public WorkersTest {
 
   // splice_kv_tickets_refused_total of one worker.
   static int Refused(const std::string& metrics_address, const std::string& reason) {
-    const std::string text =
-        spl::testing::Exchange(metrics_address, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    const std::string series = "splice_kv_tickets_refused_total{reason=\"" + reason + "\"} ";
-    const size_t at = text.find(series);
-    if (at == std::string::npos) return -1;
-    return std::stoi(text.substr(at + series.size()));
+    return static_cast<int>(
+        spl::testing::MetricAt(metrics_address, "splice_kv_tickets_refused_total{reason=\"" + reason + "\"}"));
   }
   int RefusedByDecode(const std::string& reason) { return Refused(decode_->metrics_address(), reason); }
   int RefusedByPrefill(const std::string& reason) { return Refused(prefill_->metrics_address(), reason); }
