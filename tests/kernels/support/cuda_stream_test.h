@@ -1,4 +1,4 @@
-// What tests of products on a CUDA device share: a stream of their own, and operands in bf16 that are drawn fast.
+// A stream of their own, and operands in bf16 that are drawn fast, for tests of products on a CUDA device.
 #pragma once
 
 #include <gtest/gtest.h>
