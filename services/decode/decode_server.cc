@@ -168,7 +168,8 @@ absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(std::shared_pt
   server->service_->set_grpc_address(address);
   if (server->local_) {
     endpoint.set_grpc_address(address);
-    SPLICE_RETURN_IF_ERROR(server->local_->Connect(endpoint, server->memory(), server->host_->InProcessChannel()));
+    SPLICE_RETURN_IF_ERROR(
+        server->local_->Connect(endpoint, server->memory(), server->host_->InProcessChannel(), server->commit()));
     server->service_->set_local_prefill(server->local_.get());
   }
   server->gauges_ = std::make_unique<Periodic>(kGaugePeriod, [s = server.get()] {

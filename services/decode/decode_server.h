@@ -74,6 +74,12 @@ class DecodeServer {
   transport::KvTransport& transport() { return *transport_; }
   std::span<std::byte> memory() { return {memory_->data(), memory_->size()}; }  // as its endpoint describes it
   std::shared_ptr<grpc::Channel> InProcessChannel() { return host_->InProcessChannel(); }
+  // The service's CommitHere.
+  prefill::CommitCall commit() {
+    return [s = service_.get()](const v1::CommitRequest& request, const TraceContext& trace, auto done) {
+      s->CommitHere(request, trace, std::move(done));
+    };
+  }
   const local_prefill::LocalPrefill* local_prefill() const { return local_.get(); }  // null: none
   void Stop();                                                                       // drains, then ends; idempotent
 

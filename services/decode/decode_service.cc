@@ -223,14 +223,26 @@ grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* con
   return reactor;
 }
 
-// OK: `done` will be called by the landing thread.
+void DecodeService::CommitHere(const v1::CommitRequest& request, const TraceContext& trace,
+                               std::function<void(absl::Status)> done) {
+  Span span(tracer_, "decode.land", trace, SpanKind::kServer);
+  if (const absl::Status status = DoCommit(request, done, std::move(span)); !status.ok()) done(status);
+}
+
+// OK: `done` was called, or the landing thread will.
 absl::Status DecodeService::DoCommit(const v1::CommitRequest& request, std::function<void(absl::Status)> done,
                                      Span span) {
   SPLICE_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.ticket_id()));
   absl::StatusOr<Ticket*> ticket = tickets_.BeginLanding(id, request.generation());
   CountRefusal(ticket.status());
   SPLICE_RETURN_IF_ERROR(ticket.status());
-  if (landing_.TryPush({*ticket, request, std::move(done), std::move(span)})) return absl::OkStatus();
+  LandingTask task{*ticket, request, std::move(done), std::move(span)};
+  // In place nothing is checked, and the next step may be waiting for the sequence.
+  if ((*ticket)->in_place && !landing_.closed()) {
+    Land(std::move(task));
+    return absl::OkStatus();
+  }
+  if (landing_.TryPush(std::move(task))) return absl::OkStatus();
   absl::Status full = absl::UnavailableError("the decode worker is stopping");
   tickets_.Drop(id, full);
   return full;

@@ -56,6 +56,10 @@ class DecodeService final : public v1::Decode::CallbackService {
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context, const v1::ReleaseRequest* request,
                                     v1::ReleaseResponse* response) override;
 
+  // Commit by a prefill worker of this process, past the server: the next step may be waiting for the sequence. `done`
+  // is called before it returns, or by the landing thread. Until Stop.
+  void CommitHere(const v1::CommitRequest& request, const TraceContext& trace, std::function<void(absl::Status)> done);
+
   // Sets the local prefill of this worker, once it is ready; null (the default): none. Part of every GetInfo answer.
   void set_local_prefill(const local_prefill::LocalPrefill* local_prefill) { local_prefill_ = local_prefill; }
   // The worker's gRPC address, known once its server listens; part of every GetInfo answer.

@@ -96,6 +96,9 @@ absl::StatusOr<std::unique_ptr<LocalPrefill>> LocalPrefill::Create(const LocalPr
     return transport::MakeOwnMemoryChannel(l->own_memory_);
   };
   peers.open_calls = [l = local.get()](const std::string&) { return l->decode_channel_; };
+  peers.commit = [l = local.get()](const v1::CommitRequest& request, const TraceContext& trace, auto done) {
+    l->commit_(request, trace, std::move(done));
+  };
   local->peers_ = std::make_unique<prefill::PeerTable>(host.transport, host.model, peers);
   local->pushes_ =
       std::make_unique<prefill::PushWorker>(model, host.metrics, [engine = local->engine_.get()] { engine->Wake(); });
@@ -119,9 +122,10 @@ LocalPrefill::~LocalPrefill() { Stop(); }
 grpc::Service& LocalPrefill::service() { return *service_; }
 
 absl::Status LocalPrefill::Connect(const v1::DecodeEndpoint& endpoint, std::span<std::byte> memory,
-                                   std::shared_ptr<grpc::Channel> decode) {
+                                   std::shared_ptr<grpc::Channel> decode, prefill::CommitCall commit) {
   own_memory_ = memory;
   decode_channel_ = std::move(decode);
+  commit_ = std::move(commit);
   std::promise<absl::StatusOr<std::shared_ptr<const prefill::Peer>>> connected;
   SPLICE_RETURN_IF_ERROR(peers_->Connect(endpoint, [&](auto peer) { connected.set_value(std::move(peer)); }));
   SPLICE_ASSIGN_OR_RETURN(own_, connected.get_future().get());

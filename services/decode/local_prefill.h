@@ -69,7 +69,7 @@ class LocalPrefill {
   // Call before the first Run. Connects to the worker's service, which answers reservations for this writer in place
   // from then on. `memory` is the memory that `endpoint` describes.
   absl::Status Connect(const v1::DecodeEndpoint& endpoint, std::span<std::byte> memory,
-                       std::shared_ptr<grpc::Channel> decode);
+                       std::shared_ptr<grpc::Channel> decode, prefill::CommitCall commit);
 
   void Describe(v1::LocalPrefill& info) const;  // any thread
   void UpdateGauges();
@@ -91,6 +91,7 @@ class LocalPrefill {
   std::unique_ptr<engine::PrefillEngine> engine_;
   std::span<std::byte> own_memory_;                // set by Connect
   std::shared_ptr<grpc::Channel> decode_channel_;  // set by Connect
+  prefill::CommitCall commit_;                     // set by Connect
   std::unique_ptr<prefill::PeerTable> peers_;
   std::unique_ptr<prefill::PushWorker> pushes_;
   std::unique_ptr<prefill::PrefillCore> core_;

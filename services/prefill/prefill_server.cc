@@ -36,6 +36,7 @@ absl::StatusOr<engine::KvPartitions> PrefillServer::MakePages(const PrefillServe
       return transport::MakeOwnMemoryChannel(memory);
     };
     peers.open_calls = [calls = options.neighbour.calls](const std::string&) { return calls; };
+    peers.commit = options.neighbour.commit;
     return options.neighbour.pool->pool().view();
   }
   SPLICE_ASSIGN_OR_RETURN(const int32_t num_pages, wire::PagesOfPool(options.kv_bytes, *model_));

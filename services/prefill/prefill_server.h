@@ -32,6 +32,7 @@ struct DecodeNeighbour {
   transport::KvTransport* transport = nullptr;  // on which its memory is registered
   std::span<std::byte> memory;                  // as its endpoint describes it
   std::shared_ptr<grpc::Channel> calls;         // to its service
+  CommitCall commit;                            // its service's CommitHere
 };
 
 struct PrefillServerOptions {

@@ -195,9 +195,7 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
                   "KV reaches decode worker '{}' over {} at {:.2f} GB/s, less than the {:.2f} GB/s that "
                   "--kv-min-gb-per-s asks for",
                   endpoint.worker_id(), carrier, peer->bytes_per_s / 1e9, options_.min_bytes_per_s / 1e9);
-  peer->decode =
-      v1::Decode::NewStub(options_.open_calls ? options_.open_calls(endpoint.grpc_address())
-                                              : MakePeerChannel(endpoint.grpc_address(), options_.tls.get()));
+  OpenCalls(*peer);
   log::Info("prefill.peer_connected", log::F("decode", endpoint.worker_id()), log::F("ucx", endpoint.ucx_address()),
             log::F("carrier", carrier), log::F("GB_per_s", peer->bytes_per_s / 1e9),
             log::F("write_us", peer->write_s * 1e6));
@@ -206,6 +204,13 @@ absl::StatusOr<std::shared_ptr<const Peer>> PeerTable::ConnectNow(const v1::Deco
     peers_[{endpoint.worker_id(), endpoint.epoch()}] = peer;
   }
   return std::shared_ptr<const Peer>(peer);
+}
+
+void PeerTable::OpenCalls(Peer& peer) const {
+  const std::string& address = peer.endpoint.grpc_address();
+  peer.decode = v1::Decode::NewStub(options_.open_calls ? options_.open_calls(address)
+                                                        : MakePeerChannel(address, options_.tls.get()));
+  peer.commit = options_.commit;
 }
 
 // Proves the path before a request depends on it, and measures it.

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "services/base/bounded_queue.h"
 #include "services/base/tls.h"
+#include "services/base/trace.h"
 #include "services/engine/engine.h"
 #include "services/prefill_work/page_sender.h"
 #include "services/transport/bandwidth.h"
@@ -25,12 +26,17 @@
 
 namespace spl::prefill {
 
+// Commit at a decode worker of the same process. Calls `done`, before it returns or from another thread.
+using CommitCall =
+    std::function<void(const v1::CommitRequest&, const TraceContext& trace, std::function<void(absl::Status)> done)>;
+
 // One connected decode worker. Immutable; the channel may be lost at any time (see its status).
 struct Peer {
   v1::DecodeEndpoint endpoint;
   std::shared_ptr<transport::KvChannel> channel;
   uint64_t channel_id = 0;  // random; a ticket reserved for another channel is never written over this one
   std::shared_ptr<v1::Decode::Stub> decode;  // for Commit and Release
+  CommitCall commit;                         // in the place of the stub's; null: another process
   // Measured at connection, on the path that is used: the rate of large writes, and the additional cost of each write.
   double bytes_per_s = 0;
   double write_s = 0;
@@ -61,10 +67,11 @@ struct PeerOptions {
   bool require_device = false;         // refuse every other path
   std::shared_ptr<const PeerTls> tls;  // for the calls (Commit, Release); null: no TLS
   double min_bytes_per_s = 0;          // a slower path makes connecting the decode worker fail
-  // Paths to a decode worker in the same process: into its memory, and to its server. Null: through the transport, and
-  // to the address that it advertises.
+  // Paths to a decode worker in the same process: into its memory, to its server, and to its Commit. Null: through the
+  // transport, to the address that it advertises, and to its server.
   std::function<absl::StatusOr<std::unique_ptr<transport::KvChannel>>(const transport::RemoteMemory&)> open_memory;
   std::function<std::shared_ptr<grpc::Channel>(const std::string& address)> open_calls;
+  CommitCall commit;  // past its server: the next step waits for it
 };
 
 // Owns the channels and a few threads that connect and close. Both may take seconds, and a hung decode worker must not
@@ -105,6 +112,7 @@ class PeerTable {
   void ConnectInTurn(Task task);
   void CloseLost();
   absl::StatusOr<std::shared_ptr<const Peer>> ConnectNow(const v1::DecodeEndpoint& endpoint);
+  void OpenCalls(Peer& peer) const;
   absl::StatusOr<transport::WriteCost> SelfTest(transport::KvChannel& channel, const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<std::unique_ptr<RemotePool>> Import(const v1::DecodeEndpoint& endpoint);
   absl::StatusOr<transport::WriteCost> DeviceSelfTest(const RemotePool& pool);

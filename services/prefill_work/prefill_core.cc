@@ -262,8 +262,8 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
   SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
-  if (!request.ticket().in_place())
-    prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
+  prefill.continues_here = request.ticket().in_place();
+  if (!prefill.continues_here) prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;
@@ -275,6 +275,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
       push->Abort(std::move(outcome.kv), status, [&call, status] { call.End(status); });
       return;
     }
+    push->Commit(outcome);  // before anything is written down: a step may be waiting for the sequence
     Count(outcome.stats);
     TraceStages(call.span.context(), fetch_trace, outcome.stats);
     v1::Receipt& receipt = *call.response->mutable_receipt();
@@ -286,7 +287,6 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
     for (const engine::SampledToken& token : outcome.first_tokens)
       *call.response->add_first_tokens() = wire::ToProto(token);
     FillPromptLogprobs(outcome.prompt_logprobs, num_top, *call.response);
-    push->Commit(outcome);
     receipt.set_bytes_moved(static_cast<uint64_t>(push->num_bytes()));
     call.response->set_run_seconds(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - call.arrived).count());

@@ -102,10 +102,6 @@ void PromptDelivery::End() {
 
 void PromptDelivery::SendCommit() {
   hold_->EndFlushed();
-  struct Call {
-    grpc::ClientContext context;
-    v1::CommitResponse response;
-  };
   commit_.set_ticket_id(ticket_.ticket_id());
   commit_.set_generation(ticket_.generation());
   const FaultOutcome fault = commit_fault.Hit();
@@ -114,28 +110,36 @@ void PromptDelivery::SendCommit() {
     OnRefused();
     return End();
   }
+  commit_span_ = Span(*tracer_, "prefill.commit", push_span_.context(), SpanKind::kClient);
+  if (peer_->commit != nullptr)
+    return peer_->commit(commit_, commit_span_.context(),
+                         [self = shared_from_this()](const absl::Status& status) { self->EndCommit(status); });
+  struct Call {
+    grpc::ClientContext context;
+    v1::CommitResponse response;
+  };
   auto call = std::make_shared<Call>();
   call->context.set_deadline(std::chrono::system_clock::now() + kRpcTimeout);
-  commit_span_ = Span(*tracer_, "prefill.commit", push_span_.context(), SpanKind::kClient);
   AddTrace(call->context, commit_span_.context());
   peer_->decode->async()->Commit(
-      &call->context, &commit_, &call->response, [self = shared_from_this(), call](const grpc::Status& grpc_status) {
-        const absl::Status status = FromGrpcStatus(grpc_status);
-        self->commit_span_.SetStatus(status);
-        self->commit_span_.End();
-        self->push_span_.End();
-        if (status.ok()) {
-          self->worker_.metrics().bytes_out.Increment(static_cast<double>(self->num_bytes()));
-          self->worker_.metrics().seconds.Observe(
-              std::chrono::duration<double>(Clock::now() - self->computed_).count());
-        } else {
-          self->OnRefused();
-          self->worker_.metrics().failures_commit.Increment();
-          log::Warning("prefill.commit_failed", log::F("request", self->request_id_),
-                       log::F("decode", self->peer_->endpoint.worker_id()), log::F("status", status));
-        }
-        self->End();
-      });
+      &call->context, &commit_, &call->response,
+      [self = shared_from_this(), call](const grpc::Status& status) { self->EndCommit(FromGrpcStatus(status)); });
+}
+
+void PromptDelivery::EndCommit(const absl::Status& status) {
+  commit_span_.SetStatus(status);
+  commit_span_.End();
+  push_span_.End();
+  if (status.ok()) {
+    worker_.metrics().bytes_out.Increment(static_cast<double>(num_bytes()));
+    worker_.metrics().seconds.Observe(std::chrono::duration<double>(Clock::now() - computed_).count());
+  } else {
+    OnRefused();
+    worker_.metrics().failures_commit.Increment();
+    log::Warning("prefill.commit_failed", log::F("request", request_id_), log::F("decode", peer_->endpoint.worker_id()),
+                 log::F("status", status));
+  }
+  End();
 }
 
 void PromptDelivery::SendRelease(const std::string& reason, bool writer_quiet, std::function<void()> done) {

@@ -73,6 +73,8 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
   std::shared_ptr<const engine::SequenceKv> kv_;
 
  private:
+  void EndCommit(const absl::Status& status);  // the decode worker's answer; any thread
+
   const Tracer* tracer_ = &Tracer::None();
   TraceContext trace_;
   std::chrono::steady_clock::time_point computed_;  // when the last layer was complete

@@ -153,7 +153,8 @@ absl::Status LocalCluster::StartWorkers(const LocalClusterOptions& options,
     prefill.neighbour = {.pool = decode_->shared(),
                          .transport = &decode_->transport(),
                          .memory = decode_->memory(),
-                         .calls = decode_->InProcessChannel()};
+                         .calls = decode_->InProcessChannel(),
+                         .commit = decode_->commit()};
   SPLICE_ASSIGN_OR_RETURN(prefill_, prefill::PrefillServer::Start(model, prefill));
   return absl::OkStatus();
 }

@@ -93,16 +93,19 @@ class Executor {
   // returns false, the pass ends early with Cancelled.
   using OnLayer = std::function<bool(int32_t layer)>;
 
-  // Complete on return. ResourceExhausted: the slices together have more than max_rows tokens, or a whole one has more
-  // than span_rows().
+  // When Prefill returns. kLaunched: the device may still be at it. Nobody else may have the pages before a sample of
+  // the pass has been waited for, or Synchronize has. A pass that fails, or of a whole span, is complete either way.
+  enum class Until : uint8_t { kDone, kLaunched };
+
+  // ResourceExhausted: the slices together have more than max_rows tokens, or a whole one has more than span_rows().
   //
   // `riders`: decode rows of running sequences that share the pass, which adds only the reading of their KV. Their rows
   // follow those of the slices. REQUIRES: the pass runs all layers, no slice has observers, and every rider CanRide.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr,
-                       std::span<const DecodeRow> riders = {});
+                       std::span<const DecodeRow> riders = {}, Until until = Until::kDone);
   // The same, with plans that do not come from the slices' policies.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
-                       const OnLayer& on_layer, std::span<const DecodeRow> riders = {});
+                       const OnLayer& on_layer, std::span<const DecodeRow> riders = {}, Until until = Until::kDone);
   // Allocates the hidden states of a prompt: see PrefillSlice.
   absl::StatusOr<HiddenStates> AllocateHidden(PositionRange positions) const;
   // Memory for the scores of a prompt (ColumnScoring), zeros for what runs next (score_memory.h).

@@ -14,14 +14,14 @@ float* F32(const std::unique_ptr<kernels::Buffer>& buffer) { return static_cast<
 }  // namespace
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer,
-                               std::span<const DecodeRow> riders) {
+                               std::span<const DecodeRow> riders, Until until) {
   return Prefill(
       slices, pass, [&](size_t slice, int32_t layer) { return slices[slice].policy->PlanLayer(layer); }, on_layer,
-      riders);
+      riders, until);
 }
 
 absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const PlanSlice& plan,
-                               const OnLayer& on_layer, std::span<const DecodeRow> riders) {
+                               const OnLayer& on_layer, std::span<const DecodeRow> riders, Until until) {
   if (pass.whole) {
     SPLICE_CHECK(slices.size() == 1 && riders.empty(), "a whole span is of one prompt");
     return PrefillSpan(slices[0], pass, plan, on_layer);
@@ -75,6 +75,7 @@ absl::Status Executor::Prefill(std::span<const PrefillSlice> slices, const PassL
     return KeepHidden(slices);
   };
   const absl::Status ran = run();
+  if (ran.ok() && until == Until::kLaunched) return ran;
   // Also after an error: the caller may give the pages to somebody else.
   const absl::Status done = session_->Synchronize();
   return ran.ok() ? done : ran;

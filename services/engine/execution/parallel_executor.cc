@@ -140,8 +140,8 @@ absl::StatusOr<std::shared_ptr<const kernels::Fence>> ParallelExecutor::RecordFe
 }
 
 absl::Status ParallelExecutor::Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass,
-                                       const OnLayer& on_layer, std::span<const DecodeRow> riders) {
-  if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer, riders);
+                                       const OnLayer& on_layer, std::span<const DecodeRow> riders, Until until) {
+  if (team_ == nullptr) return ranks_[0]->Prefill(slices, pass, on_layer, riders, until);
   size_t num_rows = riders.size();
   for (const PrefillSlice& slice : slices) num_rows += slice.tokens.size();
   SPLICE_RETURN_IF_ERROR(CheckPass(pass.whole ? 0 : num_rows, slices.size() + riders.size()));

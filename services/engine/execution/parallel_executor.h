@@ -34,8 +34,10 @@ class ParallelExecutor {
                                                                   const ExecutorOptions& options);
 
   using OnLayer = Executor::OnLayer;
+  using Until = Executor::Until;
+  // As Executor's. Several ranks always wait.
   absl::Status Prefill(std::span<const PrefillSlice> slices, const PassLayers& pass, const OnLayer& on_layer = nullptr,
-                       std::span<const DecodeRow> riders = {});
+                       std::span<const DecodeRow> riders = {}, Until until = Until::kDone);
   absl::Status Prefill(std::span<const PrefillSlice> slices, const OnLayer& on_layer = nullptr) {
     return Prefill(slices, PassLayers{{0, model_->config().num_layers}}, on_layer);
   }

@@ -111,6 +111,7 @@ absl::Status DecodeEngine::Submit(DecodeRequest request) {
   inbox_.push_back(std::move(sequence));
   woken_ = true;
   wake_.notify_one();
+  if (options_.turns != nullptr) options_.turns->Joined();
   return absl::OkStatus();
 }
 
@@ -157,6 +158,7 @@ void DecodeEngine::RunLoop() {
       woken_ = false;
       if (stopping_) break;
     }
+    if (options_.turns != nullptr && !batch_.running().empty()) options_.turns->WaitForJoins();
     CollectInbox();
     DropDead();
     StepTurns::Turn turn;
@@ -175,6 +177,7 @@ void DecodeEngine::RunLoop() {
     batch_.RemoveFinished();
     Publish();
   }
+  if (options_.turns != nullptr) options_.turns->SetDecoding(0);  // nobody waits for a step
   CollectInbox();
   TakeUnderWay();
   batch_.FinishAll(absl::UnavailableError("the decode worker is stopping"));

@@ -309,10 +309,15 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     job->stats.prefill_s = Seconds(Clock::now() - job->started) - job->run_lookup_s;
   meter_.SetQueued(job->queued, 0);
   job->EndFetch();
+  const bool answers = !job->publish.has_value();
+  if (answers) {  // before anything is kept: the next step may be waiting for it
+    if (job->kv) budget_.HandOut(job->kv);
+    job->request.on_done(status, job->TakeOutcome(status.ok()));
+  }
   if (status.ok() && job->request.publish) harvest_.Keep(*job);
   job->run.reset();  // gives its sources back
   job->fetched = {};
-  if (job->publish) {
+  if (!answers) {
     const auto on_done = [this, job](const absl::Status& ended, const PublishTally& stored) {
       EndPublish(*job, ended, stored);
     };
@@ -320,8 +325,7 @@ void PrefillEngine::FinishJob(const std::shared_ptr<Job>& job, const absl::Statu
     if (!ordered.ok()) EndPublish(*job, ordered, {});
     return;
   }
-  if (job->kv) budget_.HandOut(job->kv);
-  job->request.on_done(status, job->TakeOutcome(status.ok()));
+  job->kv.reset();
   job->request.on_done = nullptr;  // a thread that still fetches for it must not keep alive what its caller holds
   job->request.on_layer = nullptr;
   CountFinished();

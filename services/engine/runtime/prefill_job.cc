@@ -202,9 +202,8 @@ void PrefillJob::EndRun() {
 
 PrefillOutcome PrefillJob::TakeOutcome(bool ok) {
   if (!ok) first_tokens.clear();
-  return {
-      std::move(first_tokens),   std::move(kv),   stats,          std::move(first_logits), std::move(prompt_logprobs),
-      std::move(restored_heads), std::move(kept), std::move(only)};
+  return {std::move(first_tokens), kv,   stats, std::move(first_logits), std::move(prompt_logprobs),
+          restored_heads,          kept, only};
 }
 
 absl::StatusOr<std::shared_ptr<PrefillJob>> MakeJob(PrefillRequest request, const Model& model, int64_t max_tokens,

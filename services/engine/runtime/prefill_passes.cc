@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "services/base/fault_point.h"
@@ -23,6 +24,10 @@ constexpr std::chrono::milliseconds kGatherTime{25};
 constexpr size_t kManyRiders = 64;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+size_t NumThatContinue(std::span<const std::shared_ptr<PrefillJob>> jobs) {
+  return std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return job->request.continues_here; });
+}
 
 }  // namespace
 
@@ -73,16 +78,16 @@ std::vector<PrefillPasses::Ended> PrefillPasses::RunNext() {
     ended.push_back({std::move(pass.jobs), status});
     return ended;
   }
-  // The time that log-probabilities of some prompts take says nothing of others.
-  if (std::none_of(pass.jobs.begin(), pass.jobs.end(),
-                   [](const Job& job) { return job->request.prompt_logprobs.has_value(); }))
-    meter_.Add(tokens, cost, Seconds(Clock::now() - start));
   if (options_.turns != nullptr) options_.turns->NotePrompts(static_cast<int64_t>(tokens));
   if (options_.on_pass != nullptr) options_.on_pass(pass.num_prompt_rows(), pass.num_riders());
+  // The time that log-probabilities of some prompts take says nothing of others.
+  const bool counts = std::none_of(pass.jobs.begin(), pass.jobs.end(),
+                                   [](const Job& job) { return job->request.prompt_logprobs.has_value(); });
   const bool shared = pass.riders != nullptr;
   Finish(pass, ended);
+  const std::chrono::nanoseconds took = Clock::now() - start;
+  if (counts) meter_.Add(tokens, cost, Seconds(took));
   if (shared) {
-    const std::chrono::nanoseconds took = Clock::now() - start;
     shared_pass_time_ += (took - shared_pass_time_) / (shared_pass_time_.count() == 0 ? 1 : 4);
   }
   return ended;
@@ -181,6 +186,14 @@ void PrefillPasses::Board(Pass& pass) {
   pass.riders = options_.turns->Board();
 }
 
+// The host describes the logits and samples of such a pass while the device is at it: none of its prompts reads results
+// before.
+bool PrefillPasses::MayRunBehindHost(const Pass& pass) const {
+  return IsPlain(pass.layers) && std::all_of(pass.jobs.begin(), pass.jobs.end(), [](const Job& job) {
+           return job->run->exact() && !job->run->alone() && !job->request.prompt_logprobs.has_value();
+         });
+}
+
 absl::Status PrefillPasses::Run(const Pass& pass) {
   const bool announces =
       std::any_of(pass.jobs.begin(), pass.jobs.end(), [](const Job& job) { return job->request.on_layer != nullptr; });
@@ -193,12 +206,15 @@ absl::Status PrefillPasses::Run(const Pass& pass) {
     }
     return any_alive;
   };
-  return executor_.Prefill(pass.slices, pass.layers, on_layer,
-                           pass.riders == nullptr ? std::span<const DecodeRow>() : pass.riders->rows);
+  return executor_.Prefill(
+      pass.slices, pass.layers, on_layer, pass.riders == nullptr ? std::span<const DecodeRow>() : pass.riders->rows,
+      MayRunBehindHost(pass) ? ParallelExecutor::Until::kLaunched : ParallelExecutor::Until::kDone);
 }
 
-// The logits of prompts that have an answer, and of the step that shared the pass, are one product.
+// The logits of prompts that have an answer, and of the step that shared the pass, are one product. On return the pass
+// is complete.
 void PrefillPasses::Finish(Pass& pass, std::vector<Ended>& ended) {
+  std::vector<Ended> done;
   std::vector<int32_t> last_rows;
   std::vector<Job> complete;
   int32_t row = 0;
@@ -208,18 +224,25 @@ void PrefillPasses::Finish(Pass& pass, std::vector<Ended>& ended) {
     if (!job->run->done()) continue;
     job->EndRun();
     if (job->publish) {
-      ended.push_back({{job}, absl::OkStatus()});
+      done.push_back({{job}, absl::OkStatus()});
     } else {
       last_rows.push_back(row - 1);
       complete.push_back(job);
     }
   }
-  if (complete.empty() && pass.riders == nullptr) return;
   for (size_t i = 0; pass.riders != nullptr && i < pass.riders->rows.size(); ++i)
     last_rows.push_back(row + static_cast<int32_t>(i));
-  absl::Status status = executor_.ComputeLogits(last_rows);
-  if (status.ok()) status = SampleTokens(complete, pass.riders);
-  Land(pass, status);
+  absl::Status status;
+  if (!last_rows.empty()) {
+    status = executor_.ComputeLogits(last_rows);
+    if (status.ok()) status = SampleTokens(complete, pass.riders);
+  }
+  // A pass that failed is noticed here, and none of its prompts has its KV.
+  const absl::Status ran = status.ok() && !last_rows.empty() ? status : executor_.Synchronize();
+  if (options_.turns != nullptr && status.ok()) options_.turns->ExpectJoins(NumThatContinue(complete));
+  Land(pass, status.ok() ? ran : status);
+  if (!ran.ok()) return ended.push_back({std::move(pass.jobs), ran});
+  std::move(done.begin(), done.end(), std::back_inserter(ended));
   if (!complete.empty()) ended.push_back({std::move(complete), status});
 }
 

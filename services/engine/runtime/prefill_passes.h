@@ -57,6 +57,7 @@ class PrefillPasses {
   // Rows that the prompt may have in the pass, of `room`, while its start is arriving from the store.
   int32_t RowsBesideFetch(PrefillJob& job, int32_t room);
   void Board(Pass& pass);
+  bool MayRunBehindHost(const Pass& pass) const;
   absl::Status Run(const Pass& pass);
   // Computes what prompts of the pass ask for of their own tokens, while the executor has their rows.
   absl::Status ScorePrompts(const Pass& pass);

@@ -80,6 +80,8 @@ struct PrefillRequest {
   bool background = false;  // low priority: runs after all requests that are not
   // Most tokens without KV: a prompt with more ends with ResourceExhausted before it is computed. 0: no limit.
   int64_t max_computed_tokens = 0;
+  // It goes on in the decode engine of the same pool as soon as on_done says so: the next step waits a moment for it.
+  bool continues_here = false;
   int64_t max_cached_tokens = INT64_MAX;  // leading tokens whose KV may be taken from earlier prompts
   bool return_first_logits = false;
   // Log-probabilities of the prompt's tokens, and so many alternatives for each. The whole prompt is computed then, and

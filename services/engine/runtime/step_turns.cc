@@ -13,8 +13,6 @@ namespace {
 constexpr std::chrono::milliseconds kGrace{10};
 // How long what was done counts for how the next passes are made up.
 constexpr std::chrono::duration<double> kMemory{4};
-// Time to prepare the step behind one that was taken along.
-constexpr std::chrono::milliseconds kOfferGrace{1};
 
 }  // namespace
 
@@ -57,7 +55,7 @@ StepTurns::Turn StepTurns::WaitForTurn(std::unique_lock<std::mutex>& lock, Work 
     else if (work == Work::kDecoding && !taken_)
       changed_.wait_until(lock, std::max(DueLocked(), last_step_ + kGrace));
     else if (work == Work::kPrompts && AwaitsOfferLocked(now))
-      changed_.wait_until(lock, last_step_ + kOfferGrace);
+      changed_.wait_until(lock, OfferByLocked());
     else
       changed_.wait(lock);
   }
@@ -114,7 +112,32 @@ void StepTurns::CannotBoard() {
 
 // The next step is on its way: a pass that waits for it takes it along.
 bool StepTurns::AwaitsOfferLocked(Time now) const {
-  return landed_ && decoding_ > 0 && offered_ == nullptr && now < last_step_ + kOfferGrace;
+  return landed_ && decoding_ > 0 && offered_ == nullptr && now < OfferByLocked();
+}
+
+StepTurns::Time StepTurns::OfferByLocked() const {
+  return last_step_ + graces_.offer + (joins_ ? graces_.joins : std::chrono::nanoseconds(0));
+}
+
+void StepTurns::ExpectJoins(size_t prompts) {
+  if (sharing_ != Sharing::kRides) return;
+  std::lock_guard lock(mutex_);
+  joining_ = prompts;
+  joins_ = prompts > 0;
+}
+
+void StepTurns::Joined() {
+  std::lock_guard lock(mutex_);
+  if (joining_ > 0 && --joining_ == 0) changed_.notify_all();
+}
+
+bool StepTurns::AwaitsJoinsLocked(Time now) const {
+  return landed_ && joining_ > 0 && now < last_step_ + graces_.joins;
+}
+
+void StepTurns::WaitForJoins() {
+  std::unique_lock lock(mutex_);
+  while (AwaitsJoinsLocked(std::chrono::steady_clock::now())) changed_.wait_until(lock, last_step_ + graces_.joins);
 }
 
 // The time at which a decode step must start.

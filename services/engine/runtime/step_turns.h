@@ -13,6 +13,12 @@ namespace spl::engine {
 
 struct StepOffer;  // step_offer.h
 
+// How long the others wait for the step behind a pass that carried one.
+struct StepGraces {
+  std::chrono::nanoseconds offer = std::chrono::milliseconds(1);    // the next pass, until the step is described
+  std::chrono::nanoseconds joins = std::chrono::microseconds(700);  // before, the step for prompts that join it
+};
+
 // kTurns: one engine has the turn at a time, so that the cores never work for both at once. Prompts go first, because a
 // decode step costs about the same for any number of rows: while prompts are computed, more sequences gather for the
 // next step. `itl_target` limits how long running sequences wait. A decode step is due when its tokens would otherwise
@@ -36,8 +42,9 @@ class StepTurns {
   static constexpr std::chrono::milliseconds kDefaultItlTarget{50};
   // Under kRides a step of more rows is never carried: it is bound by its own products and KV.
   static constexpr size_t kMostRiders = 64;
-  explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget, Sharing sharing = Sharing::kTurns)
-      : itl_target_(itl_target), sharing_(sharing) {}
+  explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget, Sharing sharing = Sharing::kTurns,
+                     const StepGraces& graces = {})
+      : itl_target_(itl_target), sharing_(sharing), graces_(graces) {}
 
   class Turn {
    public:
@@ -80,6 +87,11 @@ class StepTurns {
   // Takes the step along: it belongs to the caller until Land. Null: none waits.
   StepOffer* Board();
   void Land(StepOffer& offer);
+  // Under kRides. Prompts that ended with a pass go on as sequences: the next step that may be carried waits for them,
+  // a moment at most. Call before Land. Joined: one has arrived, expected or not.
+  void ExpectJoins(size_t prompts);
+  void Joined();
+  void WaitForJoins();  // by the engine that decodes, before it describes a step
   // Says that this pass can carry no step. The waiting one runs by itself: under kTurns when it is due, under kRides at
   // once.
   void CannotBoard();
@@ -120,10 +132,13 @@ class StepTurns {
   bool MayTakeLocked(Work work, Time now, bool offers) const;
   bool MayRideLocked(size_t rows) const;
   bool AwaitsOfferLocked(Time now) const;
+  bool AwaitsJoinsLocked(Time now) const;
+  Time OfferByLocked() const;
   Time DueLocked() const;
 
   const std::chrono::nanoseconds itl_target_;
   const Sharing sharing_;
+  const StepGraces graces_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::array<Line, 2> lines_;  // those that ask or have the turn, by Work
@@ -137,6 +152,8 @@ class StepTurns {
   StepOffer* aboard_ = nullptr;                 // the step that is being carried
   bool boards_ = true;                          // passes of prompts can carry steps
   bool landed_ = false;                         // the last pass carried one; the next step is being prepared
+  size_t joining_ = 0;                          // prompts that ended with the last pass and have not joined
+  bool joins_ = false;                          // some ended with it
   uint64_t num_rides_ = 0, num_turns_ = 0;      // num_turns_: turns of decode steps
   double recent_rows_ = 0, recent_tokens_ = 0;  // each decays with kMemory
   Time noted_;

@@ -20,6 +20,7 @@ class FailingCopies final : public test::FakeDeviceBackend {
  public:
   std::atomic<int> copies_left{INT_MAX};
   std::atomic<absl::StatusCode> code{absl::StatusCode::kInternal};
+  std::atomic<bool> pass_fails{false};  // the next one that waits for the device hears of it
 
   absl::StatusOr<std::unique_ptr<kernels::Session>> NewSession(const kernels::SessionOptions& options) const override {
     auto inner = FakeDeviceBackend::NewSession(options);
@@ -44,7 +45,11 @@ class FailingCopies final : public test::FakeDeviceBackend {
     }
     std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
     absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
-    absl::Status Synchronize() override { return inner->Synchronize(); }
+    absl::Status Synchronize() override {
+      if (const_cast<FailingCopies&>(backend).pass_fails.exchange(false))
+        return absl::Status(backend.code.load(), "a pass failed on the device");
+      return inner->Synchronize();
+    }
     absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
       return inner->ReadBack(device, bytes);
     }
@@ -331,6 +336,38 @@ TEST_F(AsyncSchedulingTest, APassThatFailsTakesTheOneBehindItAlong) {
     backend->copies_left = INT_MAX;
     StopAll();
     EXPECT_EQ(num_lost, code == absl::StatusCode::kDataLoss ? 1 : 0);
+    model_ = model;
+  }
+}
+
+// A prompt's last pass is waited for together with its first token. If that says that the pass failed, no prompt of the
+// pass has its KV; if only the token is lost, the others go on.
+TEST_F(AsyncSchedulingTest, APassOfPromptsThatFailsIsNoticedWithItsFirstTokens) {
+  const auto model = model_;
+  for (const bool pass_fails : {false, true}) {
+    auto backend = std::make_shared<FailingCopies>();
+    auto on_device = Model::Load(test::kTinyModel, backend);
+    ASSERT_TRUE(on_device.ok()) << on_device.status();
+    model_ = *on_device;
+    PrefillEngineOptions prefill;
+    prefill.executor.max_rows = prefill.slice_tokens = 256;
+    Start(8192, 8192, prefill, Options(true));
+    std::mt19937 random = SeededRandom("a pass of prompts that fails");
+    SamplingParams sampling = Greedy(4);
+    sampling.temperature = 1;
+    ASSERT_TRUE(Submit(RandomPrompt(random, 50), sampling)->Wait());  // memory that grows waits for the device, too
+    backend->copies_left = 0;
+    // Short prompts go first and share their pass with the start of the long one.
+    backend->pass_fails = pass_fails;
+    const auto longer = Submit(RandomPrompt(random, 7000), sampling);
+    const auto shorter = Submit(RandomPrompt(random, 50), sampling);
+    ASSERT_TRUE(shorter->Wait());
+    backend->copies_left = INT_MAX;
+    EXPECT_EQ(shorter->status.code(), absl::StatusCode::kInternal) << shorter->status;
+    ASSERT_TRUE(longer->Wait());
+    EXPECT_EQ(longer->status.code(), pass_fails ? absl::StatusCode::kInternal : absl::StatusCode::kOk)
+        << longer->status;
+    StopAll();
     model_ = model;
   }
 }
