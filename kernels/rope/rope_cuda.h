@@ -19,7 +19,9 @@ struct RopeBatch {
 };
 
 // Asynchronous on `stream`. Reads `batch` instead of args.sequences and does not check device memory: a row on a
-// kNoPage page writes nothing. qkv is f32 or bf16, pages f32 or bf16. cudaErrorNotSupported otherwise.
+// kNoPage page writes nothing. qkv is f32 or bf16, pages are f32, bf16 or e4m3; cudaErrorNotSupported otherwise. qkv,
+// q_out, the tables of angles and the weights of the norm are 16-byte aligned. Cost: qkv is read once, and from 512
+// rows on what is read and written moves at more than 3 TB/s on an H200.
 cudaError_t RopeWriteKv(const RopeWriteKvArgs& args, const RopeBatch& batch, cudaStream_t stream);
 
 }  // namespace spl::kernels::cuda
