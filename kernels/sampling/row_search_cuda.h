@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda_cluster.h"
 #include "kernels/sampling/sample_tokens_cuda.h"
 #include "kernels/sampling/sampling_math.h"
+#include "kernels/sampling/weight_sum_cuda.h"
 
 namespace spl::kernels::cuda::sample {
 
@@ -118,6 +119,18 @@ struct RowSearch {
     }
   }
 
+  // Sum of the weights of this thread's logits of at least y_min (kCut), or of all.
+  template <bool kCut>
+  __device__ __forceinline__ uint64_t SumOfWeights(float max, float scale, float y_min) const {
+    static_assert(kMaxSampledWidth / (32 * kWarps) + 4 <= WeightSum::kMost);
+    WeightSum sum;
+    ForEach([&](int, float y) {
+      const float t = sampling::ExponentOf(y, max, scale);
+      sum.Add(!kCut || y >= y_min ? t : sampling::kMinExponent);
+    });
+    return sum.Total(static_cast<uint32_t>(p.span) / 32);
+  }
+
   // kOp over the values of all threads of all blocks. Leaves the warps' results in warp_values, and those of the blocks
   // in Values().
   template <uint64_t (*kOp)(uint64_t, uint64_t)>
@@ -163,10 +176,12 @@ struct RowSearch {
     return best >> 32 == 0 ? 0 : static_cast<int>(~static_cast<uint32_t>(best));
   }
 
-  // Reads the row and returns the best token of this thread. `keep`: later passes need the logits too.
+  // Reads the row and returns the best token of this thread. `keep`: later passes need the logits too. Numbers are
+  // compared, four logits at a time; where none is above -inf, all are looked at again.
   __device__ __forceinline__ uint64_t Load(bool keep) {
     constexpr int kAhead = 4;
-    Best best;
+    float best = -INFINITY;
+    int best_at = -1;
     for (int at = 0; at < p.span; at += kAhead * kStep) {
       float4 v[kAhead];
 #pragma unroll
@@ -177,14 +192,23 @@ struct RowSearch {
       for (int i = 0; i < kAhead; ++i) {
         if (at + i * kStep >= p.span) continue;
         if (keep && kInSmem) *Held(at + i * kStep) = v[i];
-        const int id = first + at + i * kStep;
-        best.Take(id, v[i].x);
-        best.Take(id + 1, v[i].y);
-        best.Take(id + 2, v[i].z);
-        best.Take(id + 3, v[i].w);
+        const float most = fmaxf(fmaxf(v[i].x, v[i].y), fmaxf(v[i].z, v[i].w));  // passes NaN over
+        if (most > best) {
+          best = most;
+          best_at = at + i * kStep;
+        }
       }
     }
-    return best.packed();
+    Best token;
+    const int end = best_at < 0 ? p.span : best_at + kStep;
+    for (int at = max(best_at, 0); at < end && first + at < p.width; at += kStep) {
+      const float4 v = Read(x, first + at);
+      token.Take(first + at, v.x);
+      token.Take(first + at + 1, v.y);
+      token.Take(first + at + 2, v.z);
+      token.Take(first + at + 3, v.w);
+    }
+    return token.packed();
   }
 
   __device__ __forceinline__ void Count(int bin, uint64_t n) {

@@ -23,6 +23,8 @@ using sample::Params;
 using sample::Plus;
 
 constexpr int kClusterBlocks = 8;
+// A multiprocessor's. With two, which may have more registers, 256 rows take a tenth longer.
+constexpr int kBlocksOfSm = 3;
 
 // Chooses tokens of one row.
 template <int kBlocks, bool kInSmem>
@@ -101,10 +103,8 @@ struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
 
   __device__ __forceinline__ void Logprobs(uint64_t best, TopToken* top, SampledRow& out) {
     const float max = x[IdOf(best)];
-    uint64_t sum = 0;
-    ForEach([&](int, float y) { sum += sampling::WeightOf(y, max, sampling::kLog2E); });
     out.max_logit = max;
-    out.total = this->template Reduce<Plus>(sum);
+    out.total = this->template Reduce<Plus>(this->template SumOfWeights<false>(max, sampling::kLog2E, 0));
     if (row.num_top == 0) return;
     const uint32_t key = Threshold(
         max, sampling::kLog2E, false, [](float y, float) -> uint64_t { return y == y ? 1 : 0; },
@@ -167,43 +167,55 @@ struct RowOfBlocks : sample::RowSearch<kBlocks, kInSmem> {
         return sampling::TopPTarget(row.top_p, total);
       }));
     uint64_t sum = 0;
-    ForEach([&](int, float y) { sum += weight(y, sampling::ExponentOf(y, max, scale)); });
+    if (min_weight > 1) {
+      ForEach([&](int, float y) { sum += weight(y, sampling::ExponentOf(y, max, scale)); });
+    } else if (y_min != -INFINITY) {
+      sum = this->template SumOfWeights<true>(max, scale, y_min);
+    } else {
+      sum = this->template SumOfWeights<false>(max, scale, 0);
+    }
     uint64_t r = sampling::DrawBelow(row.random, this->template Reduce<Plus>(sum));
     const uint64_t before = Before();
     if (r < before || r - before >= Values()[rank]) return;  // another block's
     r -= before;
     int owner = 0;
     while (r >= smem.warp_values[owner]) r -= smem.warp_values[owner++];
-    if (warp != owner) return;
-    for (int at = 0; at < p.span; at += kStep) {
-      const float4 v = Get(at);
-      const float of_lane[4] = {v.x, v.y, v.z, v.w};
-      uint64_t own = 0;
-#pragma unroll
-      for (const float y : of_lane) own += weight(y, sampling::ExponentOf(y, max, scale));
-      const uint64_t up_to = InclusiveSum(own);
-      const uint64_t of_step = __shfl_sync(0xffffffffu, up_to, 31);
-      if (r >= of_step) {
-        r -= of_step;
-        continue;
-      }
-      if (r >= up_to || r < up_to - own) return;  // another lane's
-      r -= up_to - own;
-      int i = 0;
-#pragma unroll
-      for (; i < 3; ++i) {
-        const uint64_t w = weight(of_lane[i], sampling::ExponentOf(of_lane[i], max, scale));
-        if (r < w) break;
-        r -= w;
-      }
-      write(first + at + i);
-      return;
+    Pick(
+        owner, r, [&](float y) { return weight(y, sampling::ExponentOf(y, max, scale)); }, write);
+  }
+
+  // The token of warp `owner` with which the sum of the weights exceeds r. All threads share the warp's logits, each
+  // some that follow each other.
+  template <typename Weight, typename Write>
+  __device__ __forceinline__ void Pick(int owner, uint64_t r, const Weight& weight, const Write& write) {
+    const int num = (p.span + kThreads - 1) / kThreads, begin = num * static_cast<int>(threadIdx.x);
+    const int end = min(begin + num, p.span), of_warp = owner * p.span, id = rank * kWarps * p.span + of_warp;
+    const auto at = [&](int i) {
+      if constexpr (kInSmem) return held[of_warp + i];
+      return id + i < p.width ? y[id + i] : __int_as_float(0x7fffffff);
+    };
+    uint64_t own = 0;
+    for (int i = begin; i < end; ++i) own += weight(at(i));
+    const uint64_t up_to = InclusiveSum(own);
+    __syncthreads();  // all have read the sums of the warps
+    if (lane == 31) smem.warp_values[warp] = up_to;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) {
+      if (r < smem.warp_values[w]) return;
+      r -= smem.warp_values[w];
+    }
+    if (r >= up_to || r < up_to - own) return;
+    r -= up_to - own;
+    for (int i = begin; i < end; ++i) {
+      const uint64_t w = weight(at(i));
+      if (r < w) return write(id + i);
+      r -= w;
     }
   }
 };
 
 template <int kBlocks, bool kInSmem>
-__global__ void __launch_bounds__(kThreads, 2) SampleKernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm) SampleKernel(const Params p) {
   using C = Cluster<kBlocks>;
   extern __shared__ __align__(16) char raw[];
   auto& smem = *reinterpret_cast<sample::Smem<kBlocks>*>(raw);

@@ -59,21 +59,31 @@ SPLICE_SAMPLING float ExponentOf(float y, float max, float scale) {
   return t > kMinExponent ? t : kMinExponent;
 }
 
-// floor(2^t · 2^kWeightBits) for an exponent t, where 2^t is taken in f32, at most 1 ulp off, and exactly 1 at 0.
+// 2^t for an exponent t, in f32 and at most 1 ulp off, exactly 1 at 0: a number in [0.7, 1.5) times 2^exponent.
+struct PowerOf2 {
+  uint32_t number;    // bits of that number
+  uint32_t exponent;  // at most 0, in two's complement
+
+  SPLICE_SAMPLING explicit PowerOf2(float t) {
+    const float shifted = Add(t, kWholeNumber);
+    const float f = Sub(t, Sub(shifted, kWholeNumber));
+    float p = kExp2C6;
+    p = Fma(p, f, kExp2C5);
+    p = Fma(p, f, kExp2C4);
+    p = Fma(p, f, kExp2C3);
+    p = Fma(p, f, kExp2C2);
+    p = Fma(p, f, kExp2C1);
+    number = Bits(Fma(p, f, 1.0f));
+    exponent = Bits(shifted) - Bits(kWholeNumber);
+  }
+};
+
+// floor(2^t · 2^kWeightBits) for an exponent t.
 SPLICE_SAMPLING uint64_t WeightOfExponent(float t) {
-  const float shifted = Add(t, kWholeNumber);
-  const float f = Sub(t, Sub(shifted, kWholeNumber));
-  float p = kExp2C6;
-  p = Fma(p, f, kExp2C5);
-  p = Fma(p, f, kExp2C4);
-  p = Fma(p, f, kExp2C3);
-  p = Fma(p, f, kExp2C2);
-  p = Fma(p, f, kExp2C1);
-  const uint32_t bits = Bits(Fma(p, f, 1.0f));
-  const int32_t n = static_cast<int32_t>(Bits(shifted) - Bits(kWholeNumber));
-  // p = mantissa · 2^(exponent - 150), in [0.7, 1.5), and n <= 0: the shift is in [0, 63].
-  const int32_t shift = 127 - static_cast<int32_t>(bits >> 23) - n;
-  return (static_cast<uint64_t>((bits & 0x7fffffu) | 0x800000u) << (kWeightBits - 23)) >> shift;
+  const PowerOf2 e(t);
+  // The number is mantissa · 2^(its exponent - 150), and the other exponent is at most 0: the shift is in [0, 63].
+  const int32_t shift = 127 - static_cast<int32_t>(e.number >> 23) - static_cast<int32_t>(e.exponent);
+  return (static_cast<uint64_t>((e.number & 0x7fffffu) | 0x800000u) << (kWeightBits - 23)) >> shift;
 }
 
 SPLICE_SAMPLING uint64_t WeightOf(float y, float max, float scale) {

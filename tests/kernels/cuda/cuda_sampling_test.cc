@@ -92,6 +92,33 @@ TEST_F(CudaSamplingTest, LargeBatchesAreRowsAlone) {
   }
 }
 
+// Rows of a temperature alone, which have a kernel of their own: more rows than the device takes at a time,
+// vocabularies that it takes and ones that it does not, and rows whose largest logit is no number or not finite.
+TEST_F(CudaSamplingTest, RowsOfATemperatureAlone) {
+  Random random(25);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int64_t width : {1, 4, 8, 100, 128, 1001, 2048, 32'000, 100'352, 128'256, 151'936, 202'048, 262'144}) {
+    SCOPED_TRACE(::testing::Message() << "width " << width);
+    SamplingBatch batch{.width = width};
+    for (int row = 0; row < 43; ++row) {
+      AppendLogits(random, batch);
+      const std::span<float> logits = std::span(batch.logits).last(static_cast<size_t>(width));
+      const auto any = [&]() -> float& {
+        return logits[static_cast<size_t>(random.Int(0, static_cast<int>(width) - 1))];
+      };
+      if (row % 8 == 1) std::fill(logits.begin(), logits.end(), nan);
+      if (row % 16 == 2) std::fill(logits.begin(), logits.end(), -inf);
+      if (row % 8 == 3) any() = inf, any() = inf;
+      if (row % 8 == 1 && row > 10) any() = row % 16 == 1 ? -inf : 1.5f;
+      batch.rows.push_back({.logits_row = row % 5 == 4 ? row - 1 : row,
+                            .temperature = OneOf(random, 1, 0.7f, 0.01f, 1e-30f, 30),
+                            .random = row % 7 == 6 ? ~0ull : random.engine()()});
+    }
+    ExpectSame(batch, Expected(batch), Run(batch));
+    if (HasFatalFailure()) return;
+  }
+}
+
 // Lists of edits that grow step by step travel once, and are the ones that the host has; sequences that pause, jump
 // ahead, come back after many others or appear twice in a batch are no exception.
 TEST_F(CudaSamplingTest, EditsAreKeptBetweenSteps) {
