@@ -29,6 +29,8 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
     trace_ = trace;
   }
   virtual void OnLayer(const engine::LayerReady& ready) = 0;
+  // Layers for which OnLayer may be called together (PrefillRequest::layers_a_fence).
+  virtual int32_t layers_at_once() const { return 1; }
   // Call when everything was computed: delivers what is left, then commits at the decode worker with the first tokens.
   // Keeps the KV until then.
   void Commit(const engine::PrefillOutcome& outcome);
