@@ -42,7 +42,6 @@ class KvPush final : public PromptDelivery {
                                                         std::string request_id);
 
   void OnLayer(const engine::LayerReady& ready) override;
-  int32_t layers_at_once() const override;
   int64_t num_bytes() const override;
   std::string carrier() const override { return peer_->carrier(); }
 
@@ -59,6 +58,7 @@ class KvPush final : public PromptDelivery {
     std::optional<int32_t> hole_of;  // the restored stream in whose hole all these pages are
     std::vector<uint32_t> crcs;      // valid once the sender has finished
   };
+  int32_t layers_at_once() const override;
   void AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pages) const;
   engine::PageHole HoleOf(int32_t stream) const;
   // Sends the next layers of a queue; false: it was empty.

@@ -262,9 +262,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   prefill.deadline = FromGrpcDeadline(call.context->deadline());
   prefill.cancelled = call.cancelled;
   SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
-  if (!request.ticket().in_place())
-    prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
-  prefill.layers_a_fence = push->layers_at_once();
+  if (!request.ticket().in_place()) push->FollowLayers(prefill);
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;
