@@ -16,9 +16,4 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> Backend::AdoptLinear(std::unique_p
   return PackLinear(weight);
 }
 
-absl::StatusOr<std::shared_ptr<const Fence>> Backend::StartCopy(CopyKind kind, std::span<const CopyOp> ops) const {
-  if (absl::Status s = Copy(kind, ops); !s.ok()) return s;
-  return std::shared_ptr<const Fence>();
-}
-
 }  // namespace spl::kernels

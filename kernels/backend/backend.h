@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/operations.h"
+#include "kernels/backend/page_sends.h"
 #include "kernels/backend/session.h"
 #include "kernels/collective/collective.h"
 #include "kernels/common/buffer.h"
@@ -65,10 +66,6 @@ class Backend : public LayerOperations,
     return Copy(kind, {&op, 1});
   }
 
-  // Starts copies; their host side, if any, must be page-locked. Neither side may change before the returned fence is
-  // reached. Null: the copies are already complete. This default calls Copy.
-  virtual absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const;
-
   // Page-locks host memory, so that Copy runs at the speed of the link. Unpin it before freeing it. Host backends do
   // nothing. AlreadyExists: this process has already page-locked it.
   virtual absl::Status PinHost(void* /*data*/, size_t /*bytes*/) const { return absl::OkStatus(); }
@@ -94,6 +91,10 @@ class Backend : public LayerOperations,
 
   // out[i] = CRC32C of page pages[i] of `pool`, in device memory. Complete on return; any thread may call.
   virtual absl::Status PageChecksums(const KvPoolView& pool, std::span<const int32_t> pages, uint32_t* out) const = 0;
+
+  // Sends pages of `page_bytes` from this device's memory to memory that another process reads (Import). Any thread may
+  // call; the backend must outlive what it returns. InvalidArgument: a page size that is no multiple of 16.
+  virtual absl::StatusOr<std::unique_ptr<PageSends>> NewPageSends(size_t page_bytes) const = 0;
 
   // Memory of the device at the time of the call; any thread may call. On the CPU: ReadHostMemory. Cost: a call of the
   // driver, or some small files.

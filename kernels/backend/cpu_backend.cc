@@ -25,6 +25,10 @@ class CpuBackend final : public HostBackend {
     return cpu::PackLinear(w, options_.gemm);
   }
 
+  absl::StatusOr<std::unique_ptr<PageSends>> NewPageSends(size_t page_bytes) const override {
+    return NewHostPageSends(page_bytes, cpu::SendPages);
+  }
+
   absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> data,
                                                               GroupedWeightView w) const override {
     w.data = data->data();

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/backend/backend.h"
+#include "kernels/backend/host_page_sends.h"
 #include "kernels/backend/host_session.h"
 #include "kernels/common/host_buffer.h"
 #include "kernels/common/host_memory.h"

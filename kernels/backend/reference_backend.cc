@@ -12,6 +12,10 @@ class ReferenceBackend final : public HostBackend {
     return ref::PackLinear(w);
   }
 
+  absl::StatusOr<std::unique_ptr<PageSends>> NewPageSends(size_t page_bytes) const override {
+    return NewHostPageSends(page_bytes, ref::SendPages);
+  }
+
   absl::StatusOr<std::unique_ptr<GroupedWeight>> AdoptGrouped(std::unique_ptr<Buffer> data,
                                                               GroupedWeightView w) const override {
     w.data = data->data();

@@ -67,6 +67,9 @@ class Fence {
  public:
   virtual ~Fence() = default;
   virtual absl::Status Wait() const = 0;
+  // Several fences in one, those of all ranks for instance: this one is reached when they all are. Empty: it is a point
+  // of its own.
+  virtual std::span<const std::shared_ptr<const Fence>> joined() const { return {}; }
 };
 
 // A copy of device memory on its way to the host. Used by the session's thread, before the session ends.

@@ -14,6 +14,11 @@ FaultPoint push_fault("prefill.push");
 
 // No write starts this close to the lease's end: it must be over when the decode worker takes the pages back.
 constexpr std::chrono::milliseconds kLeaseMargin{1000};
+// In one call of a sender that does not wait for its layers. Each launch costs the pass beside it some 50 us, whatever
+// its size, and this much takes as long (docs/results/2026-11-28-kv-push.md). A slice of fewer bytes is one call.
+constexpr size_t kBytesAtOnce = size_t{64} << 20;
+// That is 8 layers of 2,048 tokens of an 8B model.
+constexpr int32_t kLayersAtOnce = 8;
 
 }  // namespace
 
@@ -28,6 +33,7 @@ KvPush::KvPush(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::T
       lease_end_(Clock::now() + std::chrono::milliseconds(ticket.ttl_ms()) - kLeaseMargin),
       held_pages_(static_cast<int32_t>(ticket.held_tokens()) / kernels::kPageTokens),
       sender_(peer_->MakeSender()),
+      gathers_(sender_->waits_on_device()),
       crcs_(static_cast<size_t>(ticket.page_ids_size())) {
   int32_t next = 0;
   for (int32_t stream = 0; stream < shape_.num_streams(); ++stream) {
@@ -71,51 +77,76 @@ absl::Status KvPush::status() const {
 
 void KvPush::OnLayer(const engine::LayerReady& ready) {
   hold_->NoteWriting();
-  if (ready.early) {
-    {
-      std::lock_guard lock(mutex_);
+  bool is_due = !gathers_ || ready.layer == shape_.num_layers - 1;
+  {
+    std::lock_guard lock(mutex_);
+    if (ready.early) {
       early_.push_back(ready);
+    } else {
+      due_.push_back(ready);
+      due_bytes_ += BytesOf(ready);
+      if (due_bytes_ >= kBytesAtOnce) is_due = true;
+      if (is_due) due_bytes_ = 0;
     }
-    (void)worker_.EnqueueEarly([self = Self()] { self->DoEarly(); });  // or the commit does it
-    return;
   }
-  if (!worker_.Enqueue([self = Self(), ready] { self->DoLayer(ready); }))
+  if (ready.early)
+    (void)worker_.EnqueueEarly([self = Self()] { self->SendNext(self->early_); });  // or the commit does it
+  else if (is_due && !worker_.Enqueue([self = Self()] { self->SendNext(self->due_); }))
     Fail(absl::ResourceExhaustedError("the prefill worker's push queue is full"));
 }
 
-bool KvPush::DoEarly() {
-  engine::LayerReady ready;
-  {
-    std::lock_guard lock(mutex_);
-    if (early_.empty()) return false;
-    ready = std::move(early_.front());
-    early_.pop_front();
+int32_t KvPush::layers_at_once() const { return gathers_ ? kLayersAtOnce : 1; }
+
+size_t KvPush::BytesOf(const engine::LayerReady& ready) const {
+  int64_t pages = 0;
+  for (const engine::PageRange& range : ready.pages) pages += range.end - range.begin;
+  return static_cast<size_t>(pages * shape_.num_kv_heads) * page_bytes_;
+}
+
+std::vector<engine::LayerReady> KvPush::TakeNext(std::deque<engine::LayerReady>& queue) {
+  std::vector<engine::LayerReady> next;
+  size_t bytes = 0;
+  std::lock_guard lock(mutex_);
+  while (!queue.empty() && (next.empty() || (gathers_ && bytes < kBytesAtOnce && queue.front().kv == next[0].kv))) {
+    bytes += BytesOf(queue.front());
+    next.push_back(std::move(queue.front()));
+    queue.pop_front();
   }
-  DoLayer(ready);
+  return next;
+}
+
+bool KvPush::SendNext(std::deque<engine::LayerReady>& queue) {
+  const std::vector<engine::LayerReady> layers = TakeNext(queue);
+  if (layers.empty()) return false;
+  Pages pages;
+  absl::Status status = this->status();
+  for (size_t i = 0; i < layers.size() && status.ok(); ++i) status = AddLayer(layers[i], pages);
+  if (status.ok() && !pages.local.empty()) status = Send(layers[0].kv, std::move(pages));
+  Fail(status);
   return true;
 }
 
-void KvPush::DoLayer(const engine::LayerReady& ready) {
-  if (!status().ok()) return;
-  if (Clock::now() >= lease_end_) {
-    worker_.metrics().failures_lease.Increment();
-    return Fail(absl::DeadlineExceededError("the ticket's lease ran out while its KV was pushed"));
-  }
+absl::Status KvPush::CheckLease() {
+  if (Clock::now() < lease_end_) return absl::OkStatus();
+  worker_.metrics().failures_lease.Increment();
+  return absl::DeadlineExceededError("the ticket's lease ran out while its KV was pushed");
+}
+
+absl::Status KvPush::AddLayer(const engine::LayerReady& ready, Pages& pages) {
+  SPLICE_RETURN_IF_ERROR(CheckLease());
   const FaultOutcome fault = push_fault.Hit();
-  if (!fault.status.ok()) return Fail(fault.status);
-  if (ready.fence != nullptr) {
-    if (const absl::Status written = ready.fence->Wait(); !written.ok()) return Fail(written);
-  }
-  Pages pages;
-  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) AddKept(ready, ready.layer * shape_.num_kv_heads + h, pages);
-  if (pages.local.empty()) return;
-  if (fault.drop) {  // simulates a lost write: the checksums are right, the bytes never leave
-    pages.crcs.resize(pages.local.size());
-    if (!ready.kv->pool().ChecksumPages(pages.local, pages.crcs.data()).ok()) return;
-  } else if (const absl::Status posted = Send(ready.kv, pages); !posted.ok()) {
-    return Fail(posted);
-  }
-  for (size_t i = 0; i < pages.targets.size(); ++i) crcs_[pages.targets[i]] = pages.crcs[i];
+  SPLICE_RETURN_IF_ERROR(fault.status);
+  Pages lost;
+  Pages& to = fault.drop ? lost : pages;
+  for (int32_t h = 0; h < shape_.num_kv_heads; ++h) AddKept(ready, ready.layer * shape_.num_kv_heads + h, to);
+  if (ready.fence != nullptr && (to.behind.empty() || to.behind.back() != ready.fence))
+    to.behind.push_back(ready.fence);  // several layers may have one
+  if (!fault.drop) return absl::OkStatus();
+  // Simulates a lost write: the checksums are right, the bytes never leave.
+  if (ready.fence != nullptr) SPLICE_RETURN_IF_ERROR(ready.fence->Wait());
+  lost.crcs.resize(lost.local.size());
+  if (ready.kv->pool().ChecksumPages(lost.local, lost.crcs.data()).ok()) sent_.push_back(std::move(lost));
+  return absl::OkStatus();
 }
 
 int32_t KvPush::TargetOf(int32_t stream, int32_t page) const {
@@ -160,28 +191,36 @@ void KvPush::AddKept(const engine::LayerReady& ready, int32_t stream, Pages& pag
   }
 }
 
-absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, Pages& pages) {
+absl::Status KvPush::Send(const std::shared_ptr<const engine::SequenceKv>& kv, Pages pages) {
   pages.crcs.resize(pages.local.size());
-  // Weak: the sender, which is ours, may keep this until the next layer.
-  const absl::Status posted = sender_->Send(kv->pool(), {pages.local, pages.remote}, pages.crcs.data(), lease_end_,
-                                            [weak = std::weak_ptr<KvPush>(Self()), kv](const absl::Status& status) {
-                                              const auto self = weak.lock();
-                                              if (self == nullptr || status.ok()) return;
-                                              if (absl::IsDeadlineExceeded(status))
-                                                self->worker_.metrics().failures_lease.Increment();
-                                              self->Fail(status);
-                                            });
+  Pages& sent = sent_.emplace_back(std::move(pages));
+  // Weak: the sender, which is ours, may keep this until it finishes.
+  const absl::Status posted =
+      sender_->Send(kv->pool(), {.local = sent.local, .remote = sent.remote, .behind = sent.behind}, sent.crcs.data(),
+                    lease_end_, [weak = std::weak_ptr<KvPush>(Self()), kv](const absl::Status& status) {
+                      const auto self = weak.lock();
+                      if (self == nullptr || status.ok()) return;
+                      if (absl::IsDeadlineExceeded(status)) self->worker_.metrics().failures_lease.Increment();
+                      self->Fail(status);
+                    });
+  sent.behind.clear();
   if (!posted.ok()) worker_.metrics().failures_lost.Increment();
   return posted;
+}
+
+void KvPush::FinishSends() {
+  sender_->Finish();
+  for (Pages& pages : sent_) {
+    for (size_t i = 0; i < pages.targets.size(); ++i) crcs_[pages.targets[i]] = pages.crcs[i];
+    if (pages.hole_of.has_value()) hole_crcs_[*pages.hole_of] = std::move(pages.crcs);
+  }
+  sent_.clear();
 }
 
 // Restored heads are known after the last layer: the KV in their holes goes to the spare pages.
 absl::Status KvPush::SendRestored() {
   if (ticket_.hole_begin().empty() || commit_.restored_heads().empty()) return absl::OkStatus();
-  if (Clock::now() >= lease_end_) {
-    worker_.metrics().failures_lease.Increment();
-    return absl::DeadlineExceededError("the ticket's lease ran out while its KV was pushed");
-  }
+  SPLICE_RETURN_IF_ERROR(CheckLease());
   const std::vector<int32_t> restored(commit_.restored_heads().begin(), commit_.restored_heads().end());
   const std::vector<int32_t> lists_of_rank(ticket_.spare_lists().begin(), ticket_.spare_lists().end());
   SPLICE_ASSIGN_OR_RETURN(const std::vector<int32_t> lists,
@@ -192,12 +231,12 @@ absl::Status KvPush::SendRestored() {
     if (hole.size() == 0) continue;
     const std::vector<int32_t>& local = kv_->streams()[restored[i]];
     Pages pages;
+    pages.hole_of = restored[i];
     for (int32_t page = hole.begin; page < hole.end; ++page) {
       pages.local.push_back(local[page]);
       pages.remote.push_back(spares[lists[i] * static_cast<int32_t>(ticket_.pages_per_spare()) + page - hole.begin]);
     }
-    SPLICE_RETURN_IF_ERROR(Send(kv_, pages));
-    hole_crcs_[restored[i]] = std::move(pages.crcs);
+    SPLICE_RETURN_IF_ERROR(Send(kv_, std::move(pages)));
   }
   return absl::OkStatus();
 }
@@ -218,12 +257,12 @@ void KvPush::NoteOutcome(const engine::PrefillOutcome& outcome) {
 }
 
 void KvPush::DoCommit() {
-  while (DoEarly()) {
+  while (SendNext(due_) || SendNext(early_)) {
   }
   if (status().ok()) {
     if (const absl::Status sent = SendRestored(); !sent.ok()) Fail(sent);
   }
-  sender_->Finish();
+  FinishSends();
   if (const absl::Status failed = status(); !failed.ok()) {
     DoAbort(failed, [] {});
     return;
@@ -253,10 +292,11 @@ void KvPush::CommitWritten() {
 void KvPush::DoAbort(const absl::Status& why, std::function<void()> done) {
   {
     std::lock_guard lock(mutex_);
+    due_.clear();
     early_.clear();
   }
   EndPushSpan(why);
-  sender_->Finish();
+  FinishSends();
   const auto finish = [self = Self(), done = std::move(done)] {
     self->End();
     done();

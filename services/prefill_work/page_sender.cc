@@ -1,6 +1,7 @@
 #include "services/prefill_work/page_sender.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "services/base/status.h"
 
@@ -50,6 +51,13 @@ void StagingPages::Release(std::span<std::byte* const> pages) {
 
 namespace {
 
+absl::Status WaitFor(std::span<const std::shared_ptr<const kernels::Fence>> fences) {
+  for (const auto& fence : fences) {
+    if (fence != nullptr) SPLICE_RETURN_IF_ERROR(fence->Wait());
+  }
+  return absl::OkStatus();
+}
+
 class HostSender final : public PageSender {
  public:
   HostSender(transport::KvChannel& channel, bool to_landing_pages)
@@ -60,6 +68,7 @@ class HostSender final : public PageSender {
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const size_t page_bytes = pool.view().page_bytes();
+    SPLICE_RETURN_IF_ERROR(WaitFor(run.behind));
     SPLICE_RETURN_IF_ERROR(pool.ChecksumPages(run.local, crcs));
     std::vector<transport::PutOp> ops;
     ops.reserve(run.local.size());
@@ -112,6 +121,7 @@ class MappedSender final : public PageSender {
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
     const uint64_t page_bytes = pool.view().page_bytes();
+    SPLICE_RETURN_IF_ERROR(WaitFor(run.behind));
     std::vector<std::vector<transport::PutOp>> ops(pool.view().num_ranks());
     for (size_t i = 0; i < run.local.size(); ++i)
       ops[pool.view().rank_of(run.local[i])].push_back(
@@ -150,14 +160,15 @@ class StagedSender final : public PageSender {
   // In portions of a quarter of the staging memory: the transport writes one while the next is copied.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
+    SPLICE_RETURN_IF_ERROR(WaitFor(run.behind));
     const size_t portion = std::max<size_t>(1, staging_.num_pages() / 4);
     const auto progress = std::make_shared<Progress>(std::move(done));
     absl::Status status;
     for (size_t begin = 0; begin < run.local.size() && status.ok(); begin += portion) {
       const size_t count = std::min(portion, run.local.size() - begin);
       progress->Start();
-      status = SendPortion(pool, {run.local.subspan(begin, count), run.remote.subspan(begin, count)}, crcs + begin,
-                           lease_end, [progress](const absl::Status& s) { progress->End(s); });
+      status = SendPortion(pool, {.local = run.local.subspan(begin, count), .remote = run.remote.subspan(begin, count)},
+                           crcs + begin, lease_end, [progress](const absl::Status& s) { progress->End(s); });
       if (!status.ok()) progress->End(status);
     }
     progress->End(status);
@@ -192,67 +203,70 @@ class StagedSender final : public PageSender {
   const bool to_landing_pages_;
 };
 
+// Every rank's GPU sends its own pages, beside the others.
 class DeviceSender final : public PageSender {
  public:
-  explicit DeviceSender(const RemotePool& remote) : remote_(remote) {}
+  explicit DeviceSender(const RemotePool& remote) : remote_(remote), ranks_(remote.parts.size()) {}
   ~DeviceSender() override { Finish(); }
   std::string carrier() const override { return "device"; }
   bool uses_landing_pages() const override { return false; }
+  bool waits_on_device() const override { return true; }
 
-  // Every rank's copies run beside those of the others and beside the checksums, and are waited for when the next ones
-  // have been started: the link is never idle between two layers.
   absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                     std::chrono::steady_clock::time_point lease_end, std::function<void(absl::Status)> done) override {
-    const size_t page_bytes = pool.view().page_bytes();
-    std::vector<std::vector<kernels::CopyOp>> ops(remote_.parts.size());
-    for (size_t i = 0; i < run.local.size(); ++i) {
-      const size_t rank = pool.view().rank_of(run.local[i]);
-      const uint32_t part = run.remote[i] / remote_.pages_per_part, page = run.remote[i] % remote_.pages_per_part;
-      std::byte* const to = static_cast<std::byte*>(remote_.parts[rank][part]->data()) + page * page_bytes;
-      engine::PagePool::Append(ops[rank], {to, pool.view().k(run.local[i]), page_bytes});
-    }
-    Pending started;
-    absl::Status status;
-    for (size_t rank = 0; rank < ops.size() && status.ok(); ++rank) {
-      if (ops[rank].empty()) continue;
-      if (std::chrono::steady_clock::now() >= lease_end) {
-        status = Errorf(absl::StatusCode::kDeadlineExceeded, "the lease ended before the write began");
-        break;
-      }
-      auto fence = pool.backend(rank)->StartCopy(kernels::CopyKind::kWithin, ops[rank]);
-      status = fence.status();
-      if (status.ok() && *fence != nullptr) started.copied.push_back(*std::move(fence));
-    }
-    if (status.ok()) status = pool.ChecksumPages(run.local, crcs);
-    Finish();
-    pending_ = std::move(started);
-    if (!status.ok()) {  // nothing may still read the pages when this returns
-      Finish();
-      return status;
-    }
-    pending_.done = std::move(done);
-    return absl::OkStatus();
+    const absl::Status status = Start(pool, run, crcs, lease_end);
+    if (status.ok())
+      done_.push_back(std::move(done));
+    else
+      Finish();  // nothing may still read the pages when this returns
+    return status;
   }
 
   void Finish() override {
-    Pending pending = std::move(pending_);
-    pending_ = {};
     absl::Status status;
-    for (const auto& fence : pending.copied) {
-      const absl::Status waited = fence->Wait();
-      if (status.ok()) status = waited;
+    std::vector<uint32_t> crcs;
+    for (Rank& rank : ranks_) {
+      if (rank.sends == nullptr) continue;
+      const absl::Status sent = rank.sends->Finish(crcs);
+      if (status.ok()) status = sent;
+      for (size_t i = 0; i < crcs.size(); ++i) *rank.crcs[i] = crcs[i];
+      rank.crcs.clear();
     }
-    if (pending.done) pending.done(status);
+    for (const auto& done : std::exchange(done_, {})) done(status);
   }
 
  private:
-  struct Pending {
-    std::vector<std::shared_ptr<const kernels::Fence>> copied;
-    std::function<void(absl::Status)> done;
+  struct Rank {
+    std::unique_ptr<kernels::PageSends> sends;  // null: it has sent nothing yet
+    std::vector<uint32_t*> crcs;                // where those of its pages belong, since the last Finish
+    std::vector<kernels::PageSend> pages;       // of the Send that runs
   };
 
+  absl::Status Start(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
+                     std::chrono::steady_clock::time_point lease_end) {
+    const size_t page_bytes = pool.view().page_bytes();
+    for (Rank& rank : ranks_) rank.pages.clear();
+    for (size_t i = 0; i < run.local.size(); ++i) {
+      const size_t at = pool.view().rank_of(run.local[i]);
+      const uint32_t part = run.remote[i] / remote_.pages_per_part, page = run.remote[i] % remote_.pages_per_part;
+      ranks_[at].pages.push_back(
+          {static_cast<std::byte*>(remote_.parts[at][part]->data()) + page * page_bytes, pool.view().k(run.local[i])});
+      ranks_[at].crcs.push_back(crcs + i);
+    }
+    for (size_t at = 0; at < ranks_.size(); ++at) {
+      Rank& rank = ranks_[at];
+      if (rank.pages.empty()) continue;
+      if (rank.sends == nullptr) {
+        SPLICE_ASSIGN_OR_RETURN(rank.sends, pool.backend(at)->NewPageSends(page_bytes));
+      }
+      SPLICE_RETURN_IF_ERROR(rank.sends->Start(rank.pages, run.behind, lease_end));
+    }
+    return absl::OkStatus();
+  }
+
   const RemotePool& remote_;
-  Pending pending_;
+  std::vector<Rank> ranks_;
+  std::vector<std::function<void(absl::Status)>> done_;  // of all since the last Finish
 };
 
 }  // namespace

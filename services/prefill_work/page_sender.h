@@ -48,6 +48,8 @@ class StagingPages {
 struct PageRun {
   std::span<const int32_t> local;    // pages of the prefill worker's pool
   std::span<const uint32_t> remote;  // as many pages of the target memory
+  // The pages are final once these are reached; null ones are.
+  std::span<const std::shared_ptr<const kernels::Fence>> behind = {};
 };
 
 // The pool of a decode worker on GPUs, as this worker's GPUs reach it.
@@ -79,18 +81,21 @@ class PageSender {
   virtual std::string carrier() const = 0;
   // True: pages go into the landing memory of a decode worker whose pool is on a GPU.
   virtual bool uses_landing_pages() const = 0;
-  // Starts to write the pages, which are final, and fills crcs [local.size()] with their CRC32C. Returns once other
-  // code may read the pages. `done` runs once, with the outcome, when the source may change again; a sender may leave
-  // the last one to the next Send or to Finish. If Send fails, `done` does not run. DeadlineExceeded, returned or
-  // passed to `done`: a write would have started after `lease_end`, and did not.
+  // True: Send does not wait for the fences, the device does. Many layers of a prompt may then go into one call.
+  virtual bool waits_on_device() const { return false; }
+  // Starts to write the pages. `crcs` [local.size()], which must stay in place until Finish, has their CRC32C then.
+  // `done` runs once, with the outcome, when the source may change again; a sender may leave it to Finish. If Send
+  // fails, `done` does not run. DeadlineExceeded, returned or passed to `done`: a write would have started at
+  // `lease_end` or later, and did not. This holds for writes that a device has in its queue, too: it looks at its clock
+  // before each page.
   //
   // One thread at a time. A sender may be destroyed before every `done` has run; the objects that it was made with may
   // not.
   virtual absl::Status Send(const engine::PagePool& pool, const PageRun& run, uint32_t* crcs,
                             std::chrono::steady_clock::time_point lease_end,
                             std::function<void(absl::Status)> done) = 0;
-  // Call before the transport is flushed. On return all writes that bypass the transport are complete and their `done`
-  // has run.
+  // Call before the transport is flushed. On return the checksums are there, all writes that bypass the transport are
+  // complete, and their `done` has run.
   virtual void Finish() {}
 };
 
@@ -99,6 +104,7 @@ std::unique_ptr<PageSender> MakeHostSender(transport::KvChannel& channel, bool t
 std::unique_ptr<PageSender> MakeMappedSender(transport::KvChannel& channel, bool to_landing_pages);
 std::unique_ptr<PageSender> MakeStagedSender(transport::KvChannel& channel, StagingPages& staging,
                                              bool to_landing_pages);
+// Cost: no wait but in Finish; a launch for each Send and GPU.
 std::unique_ptr<PageSender> MakeDeviceSender(const RemotePool& remote_pool);
 
 }  // namespace spl::prefill

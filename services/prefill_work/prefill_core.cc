@@ -263,7 +263,7 @@ absl::Status PrefillCore::Start(RunCall& call, std::shared_ptr<const grammar::To
   prefill.cancelled = call.cancelled;
   SPLICE_ASSIGN_OR_RETURN(const auto push, MakeDelivery(request, peer, classes, std::move(hold)));
   prefill.continues_here = request.ticket().in_place();
-  if (!prefill.continues_here) prefill.on_layer = [push](const engine::LayerReady& ready) { push->OnLayer(ready); };
+  if (!prefill.continues_here) push->FollowLayers(prefill);
   push->SetTrace(tracer_, call.span.context());
   const TraceContext fetch_trace = tracer_.MakeChild(call.span.context());
   prefill.fetch_trace = fetch_trace;

@@ -55,6 +55,11 @@ PromptDelivery::PromptDelivery(PushWorker& worker, std::shared_ptr<const Peer> p
   worker_.PushStarted();
 }
 
+void PromptDelivery::FollowLayers(engine::PrefillRequest& request) {
+  request.on_layer = [self = shared_from_this()](const engine::LayerReady& ready) { self->OnLayer(ready); };
+  request.layers_a_fence = layers_at_once();
+}
+
 void PromptDelivery::Commit(const engine::PrefillOutcome& outcome) {
   NoteOutcome(outcome);
   std::shared_ptr<const engine::SequenceKv> kv = outcome.kv;

@@ -29,6 +29,8 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
     trace_ = trace;
   }
   virtual void OnLayer(const engine::LayerReady& ready) = 0;
+  // Makes the request call OnLayer.
+  void FollowLayers(engine::PrefillRequest& request);
   // Call when everything was computed: delivers what is left, then commits at the decode worker with the first tokens.
   // Keeps the KV until then.
   void Commit(const engine::PrefillOutcome& outcome);
@@ -44,6 +46,8 @@ class PromptDelivery : public std::enable_shared_from_this<PromptDelivery> {
   PromptDelivery(PushWorker& worker, std::shared_ptr<const Peer> peer, const v1::Ticket& ticket,
                  std::unique_ptr<TicketGuard::Hold> hold, std::string request_id);
 
+  // Layers for which OnLayer may be called together (PrefillRequest::layers_a_fence).
+  virtual int32_t layers_at_once() const { return 1; }
   // On the engine thread, in front of DoCommit.
   virtual void NoteOutcome(const engine::PrefillOutcome&) {}
   // On the push thread. DoCommit ends with SendCommit or DoAbort, DoAbort with End.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -24,7 +25,7 @@ absl::Status PushPages(prefill::PageSender& sender, const engine::SequenceKv& fr
     size_t open = 0;
     absl::Status status;
   } outcome;
-  std::vector<uint32_t> crcs;
+  std::deque<std::vector<uint32_t>> crcs;  // in place until Finish
   for (int32_t first = 0; first < pages; first += step) {
     const int32_t count = std::min(step, pages - first);
     for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -39,12 +40,12 @@ absl::Status PushPages(prefill::PageSender& sender, const engine::SequenceKv& fr
         }
       }
       if (local.empty()) continue;
-      crcs.resize(local.size());
+      crcs.emplace_back(local.size());
       {
         std::lock_guard lock(outcome.mutex);
         ++outcome.open;
       }
-      SPLICE_RETURN_IF_ERROR(sender.Send(from.pool(), {local, remote}, crcs.data(),
+      SPLICE_RETURN_IF_ERROR(sender.Send(from.pool(), {local, remote}, crcs.back().data(),
                                          std::chrono::steady_clock::now() + kTimeout,
                                          [&outcome](const absl::Status& status) {
                                            std::lock_guard lock(outcome.mutex);

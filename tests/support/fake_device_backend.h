@@ -15,7 +15,8 @@ class FakeDeviceBackend : public kernels::Backend {
  public:
   explicit FakeDeviceBackend(const kernels::CpuBackendOptions& options = {}) : cpu_(kernels::MakeCpuBackend(options)) {}
 
-  std::atomic<bool> lost{false};  // from here on operations fail as on a GPU whose context is gone
+  std::atomic<bool> lost{false};          // from here on operations fail as on a GPU whose context is gone
+  mutable std::atomic<int> num_sends{0};  // calls of PageSends::Start
   kernels::DeviceMemory memory{.free_bytes = 60ull << 30, .total_bytes = 80ull << 30};
 
   std::string name() const override { return "fake-device"; }
@@ -46,6 +47,11 @@ class FakeDeviceBackend : public kernels::Backend {
                              uint32_t* out) const override {
     return cpu_->PageChecksums(pool, pages, out);
   }
+  absl::StatusOr<std::unique_ptr<kernels::PageSends>> NewPageSends(size_t page_bytes) const override {
+    auto sends = cpu_->NewPageSends(page_bytes);
+    if (!sends.ok()) return sends.status();
+    return std::make_unique<CountedSends>(*std::move(sends), num_sends);
+  }
   absl::StatusOr<kernels::DeviceMemory> Memory() const override { return memory; }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Allocate(size_t bytes) const override {
     return cpu_->Allocate(bytes);
@@ -71,6 +77,23 @@ class FakeDeviceBackend : public kernels::Backend {
    private:
     void* const data_;
     const size_t size_;
+  };
+
+  class CountedSends final : public kernels::PageSends {
+   public:
+    CountedSends(std::unique_ptr<kernels::PageSends> sends, std::atomic<int>& count)
+        : sends_(std::move(sends)), count_(count) {}
+    absl::Status Start(std::span<const kernels::PageSend> pages,
+                       std::span<const std::shared_ptr<const kernels::Fence>> behind,
+                       std::chrono::steady_clock::time_point deadline) override {
+      ++count_;
+      return sends_->Start(pages, behind, deadline);
+    }
+    absl::Status Finish(std::vector<uint32_t>& crcs) override { return sends_->Finish(crcs); }
+
+   private:
+    const std::unique_ptr<kernels::PageSends> sends_;
+    std::atomic<int>& count_;
   };
 
   const std::unique_ptr<kernels::Backend> cpu_;

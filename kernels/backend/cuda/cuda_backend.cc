@@ -26,7 +26,8 @@ CudaBackend::CudaBackend(const CudaOptions& options, const cudaDeviceProp& prope
       properties_(properties),
       gemm_plans_(options.deterministic),
       copies_(options.device),
-      checksummer_(options.device) {}
+      checksummer_(options.device),
+      sending_(options.device) {}
 
 absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(const CudaOptions& options) {
   const int device = options.device;
@@ -56,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CudaBackend::Create(const CudaOptions& 
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options, properties));
   if (absl::Status s = backend->copies_.Init(); !s.ok()) return s;
   if (absl::Status s = backend->checksummer_.Init(); !s.ok()) return s;
+  if (absl::Status s = backend->sending_.Init(); !s.ok()) return s;
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/backend/backend.h"
 #include "kernels/backend/cuda/cuda_plugin.h"
 #include "kernels/backend/cuda/device_copies.h"
+#include "kernels/backend/cuda/device_page_sends.h"
 #include "kernels/backend/cuda/page_checksummer.h"
 #include "kernels/gemm/fp8_gemm_cuda.h"
 #include "kernels/gemm/gemm_cuda.h"
@@ -45,8 +46,8 @@ class CudaBackend final : public Backend {
   }
   using Backend::Copy;
   absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops) const override { return copies_.Copy(kind, ops); }
-  absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops) const override {
-    return copies_.StartCopy(kind, ops);
+  absl::StatusOr<std::unique_ptr<PageSends>> NewPageSends(size_t page_bytes) const override {
+    return sending_.NewSends(page_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> PackLinear(const WeightView& weight) const override;
@@ -83,6 +84,7 @@ class CudaBackend final : public Backend {
   mutable GemmPlans gemm_plans_;
   mutable DeviceCopies copies_;
   mutable PageChecksummer checksummer_;
+  mutable PageSending sending_;
 };
 
 }  // namespace spl::kernels::cuda

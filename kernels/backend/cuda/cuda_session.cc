@@ -18,6 +18,7 @@ class EventFence final : public Fence {
   explicit EventFence(cudaEvent_t event) : event_(event) {}
   ~EventFence() override { (void)cudaEventDestroy(event_); }
   absl::Status Wait() const override { return ToStatus(cudaEventSynchronize(event_), "waiting for the device"); }
+  cudaEvent_t event() const { return event_; }
 
  private:
   const cudaEvent_t event_;
@@ -69,6 +70,16 @@ std::shared_ptr<const Fence> RecordEvent(cudaStream_t stream, Waiting waiting) {
   if (error == cudaSuccess) return std::make_shared<EventFence>(event);
   if (event != nullptr) (void)cudaEventDestroy(event);
   return std::make_shared<FailedFence>(ToStatus(error, "recording an event"));
+}
+
+absl::Status WaitOnDevice(cudaStream_t stream, const Fence& fence) {
+  for (const auto& one : fence.joined()) {
+    if (absl::Status s = WaitOnDevice(stream, *one); !s.ok()) return s;
+  }
+  if (!fence.joined().empty()) return absl::OkStatus();
+  const auto* const point = dynamic_cast<const EventFence*>(&fence);
+  if (point == nullptr) return fence.Wait();
+  return ToStatus(cudaStreamWaitEvent(stream, point->event(), 0), "waiting for the device");
 }
 
 absl::StatusOr<std::unique_ptr<Session>> CudaSession::Create(int device, const SessionOptions& options) {

@@ -54,6 +54,9 @@ struct DeviceBatch {
 // kSleeps: the waiting thread costs no core, but wakes some 20 us late.
 enum class Waiting : uint8_t { kSleeps, kSpins };
 std::shared_ptr<const Fence> RecordEvent(cudaStream_t stream, Waiting waiting);
+// Makes what is given to `stream` later wait for the fence, without the host: for points of any GPU of the process. The
+// host waits for a fence of another kind.
+absl::Status WaitOnDevice(cudaStream_t stream, const Fence& fence);
 
 class CudaSession final : public Session {
  public:

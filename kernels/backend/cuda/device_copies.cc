@@ -4,7 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/backend/cuda/cuda_session.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
 
@@ -52,17 +51,6 @@ absl::Status DeviceCopies::UseDevice() const { return ToStatus(cudaSetDevice(dev
 absl::Status DeviceCopies::Finish(cudaError_t launched, const char* what) {
   SPLICE_CUDA_RETURN_IF_ERROR(launched, what);
   return ToStatus(cudaStreamSynchronize(stream_), what);
-}
-
-absl::StatusOr<std::shared_ptr<const Fence>> DeviceCopies::StartCopy(CopyKind kind, std::span<const CopyOp> ops) {
-  std::lock_guard lock(mutex_);
-  if (absl::Status s = UseDevice(); !s.ok()) return s;
-  const cudaMemcpyKind direction = kind == CopyKind::kWithin   ? cudaMemcpyDeviceToDevice
-                                   : kind == CopyKind::kUpload ? cudaMemcpyHostToDevice
-                                                               : cudaMemcpyDeviceToHost;
-  for (const CopyOp& op : ops)
-    SPLICE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(op.to, op.from, op.bytes, direction, stream_), "copying pages");
-  return RecordEvent(stream_, Waiting::kSpins);
 }
 
 absl::Status DeviceCopies::Copy(CopyKind kind, std::span<const CopyOp> ops) {

@@ -25,8 +25,6 @@ class DeviceCopies {
 
   // Complete on return.
   absl::Status Copy(CopyKind kind, std::span<const CopyOp> ops);
-  // Starts copies whose host sides are page-locked; complete once the fence has been waited for.
-  absl::StatusOr<std::shared_ptr<const Fence>> StartCopy(CopyKind kind, std::span<const CopyOp> ops);
   // Runs launch(stream) after all copies so far; returns when it is complete. `what` names it in errors.
   template <typename Launch>
   absl::Status Run(const Launch& launch, const char* what) {

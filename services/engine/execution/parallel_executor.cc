@@ -20,6 +20,7 @@ class JointFence final : public kernels::Fence {
     for (const auto& fence : fences_) SPLICE_RETURN_IF_ERROR(fence->Wait());
     return absl::OkStatus();
   }
+  std::span<const std::shared_ptr<const kernels::Fence>> joined() const override { return fences_; }
 
  private:
   const std::vector<std::shared_ptr<const kernels::Fence>> fences_;

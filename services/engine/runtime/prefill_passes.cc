@@ -195,15 +195,24 @@ bool PrefillPasses::MayRunBehindHost(const Pass& pass) const {
 }
 
 absl::Status PrefillPasses::Run(const Pass& pass) {
-  const bool announces =
-      std::any_of(pass.jobs.begin(), pass.jobs.end(), [](const Job& job) { return job->request.on_layer != nullptr; });
+  int32_t layers_a_fence = 0;  // the fewest that a prompt asks for; 0: none wants to know
+  for (const Job& job : pass.jobs) {
+    if (!job->request.on_layer) continue;
+    layers_a_fence =
+        layers_a_fence == 0 ? job->request.layers_a_fence : std::min(layers_a_fence, job->request.layers_a_fence);
+  }
+  int32_t first = pass.layers.layers.begin;  // layer that is still to be announced
+  const int32_t end =
+      pass.layers.layers.end - (pass.layers.keys_only_last ? 1 : 0);  // behind the last that on_layer comes for
   const auto on_layer = [&](int32_t layer) {
-    bool any_alive = pass.riders != nullptr;
+    const bool announces = layers_a_fence > 0 && (layer + 1 - first >= layers_a_fence || layer + 1 == end);
     const std::shared_ptr<const kernels::Fence> fence = announces ? executor_.RecordFence() : nullptr;
+    bool any_alive = pass.riders != nullptr;
     for (const Job& job : pass.jobs) {
       any_alive |= !job->cancelled();
-      job->AnnounceLayer(layer, fence);
+      for (int32_t written = first; announces && written <= layer; ++written) job->AnnounceLayer(written, fence);
     }
+    if (announces) first = layer + 1;
     return any_alive;
   };
   return executor_.Prefill(

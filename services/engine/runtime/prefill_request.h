@@ -96,6 +96,9 @@ struct PrefillRequest {
   // anything is computed, for copies that will not be computed afresh as soon as that is known, for the rest with its
   // slice. So pages of a layer may come in any order. on_done runs exactly once and last, also after an error.
   std::function<void(const LayerReady&)> on_layer;
+  // A pass may call on_layer for so many layers together, behind the fence of the last one: a fence holds the device up
+  // for some 10 us.
+  int32_t layers_a_fence = 1;
   std::function<void(absl::Status, PrefillOutcome)> on_done;
 };
 

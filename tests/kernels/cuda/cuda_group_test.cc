@@ -110,7 +110,7 @@ TEST_F(CudaGroupTest, AbortEndsTheWaitOnTheGpu) {
   EXPECT_THAT(later.ToString(), testing::HasSubstr("rank 1 has failed"));
 }
 
-TEST_F(CudaGroupTest, CopiesFromGpuToGpuAndChecksumsOfAPart) {
+TEST_F(CudaGroupTest, SendsFromGpuToGpuAndChecksumsOfAPart) {
   constexpr int32_t kPages = 40, kFirst = 1000;
   std::vector<KvPoolView> pools;
   std::vector<std::unique_ptr<Buffer>> memory;
@@ -131,22 +131,24 @@ TEST_F(CudaGroupTest, CopiesFromGpuToGpuAndChecksumsOfAPart) {
   auto remote = backends_[0]->Import(*handle);
   ASSERT_TRUE(remote.ok()) << remote.status();
   // Page i goes to page kPages - 1 - i.
-  std::vector<CopyOp> ops;
+  std::vector<PageSend> pages;
   std::vector<int32_t> from, to;
   for (int32_t i = 0; i < kPages; ++i) {
     from.push_back(i);
     to.push_back(kFirst + kPages - 1 - i);
-    ops.push_back({static_cast<std::byte*>((*remote)->data()) + (kPages - 1 - i) * pools[1].page_bytes(), pools[0].k(i),
-                   pools[0].page_bytes()});
+    pages.push_back(
+        {static_cast<std::byte*>((*remote)->data()) + (kPages - 1 - i) * pools[1].page_bytes(), pools[0].k(i)});
   }
-  auto fence = backends_[0]->StartCopy(CopyKind::kWithin, ops);
-  ASSERT_TRUE(fence.ok()) << fence.status();
-  ASSERT_NE(*fence, nullptr);
-  ASSERT_TRUE((*fence)->Wait().ok());
+  auto sends = backends_[0]->NewPageSends(pools[0].page_bytes());
+  ASSERT_TRUE(sends.ok()) << sends.status();
+  std::vector<uint32_t> on_the_way;
+  ASSERT_TRUE((*sends)->Start(pages, {}, std::chrono::steady_clock::time_point::max()).ok());
+  ASSERT_TRUE((*sends)->Finish(on_the_way).ok());
   std::vector<uint32_t> sent(kPages), arrived(kPages);
   ASSERT_TRUE(backends_[0]->PageChecksums(pools[0], from, sent.data()).ok());
   ASSERT_TRUE(backends_[1]->PageChecksums(pools[1], to, arrived.data()).ok());
   EXPECT_EQ(sent, arrived);
+  EXPECT_EQ(sent, on_the_way);
   EXPECT_NE(sent[0], sent[1]);
 }
 

@@ -33,6 +33,7 @@ class AnnouncedPagesTest : public EnginesTest {
     outcome_ = Ask(prompt, [&](PrefillRequest& request) {
       request.reuse = reuse;
       for (const PositionRange& document : documents) request.segments.push_back({document, kDocs});
+      request.layers_a_fence = layers_a_fence_;
       request.on_layer = [&events, before](const LayerReady& ready) {
         for (const PageRange& pages : ready.pages) {
           for (int32_t page = pages.begin; page < pages.end; ++page)
@@ -57,6 +58,7 @@ class AnnouncedPagesTest : public EnginesTest {
   }
 
   const ScopedFaults guard_;
+  int32_t layers_a_fence_ = 1;
   std::shared_ptr<Outcome> outcome_;
   std::mt19937 random_{23};
 };
@@ -109,6 +111,27 @@ TEST_F(AnnouncedPagesTest, CopiesInTheirOwnContextDoNotWaitForTheRecoveryOfOther
     int64_t in_first_pass = 0;
     for (const Event& event : events) in_first_pass += event.page >= 1 && event.page < 8 && event.passes == 1;
     EXPECT_EQ(in_first_pass, 7 * num_layers()) << probe_layers;
+  }
+}
+
+// Fewer fences leave no page out, also in passes that end within the layers of one: a probe, and the layer behind it of
+// which only keys are computed.
+TEST_F(AnnouncedPagesTest, LayersThatComeTogetherAreAllAnnounced) {
+  Start();
+  const auto first = RandomPrompt(random_, 500), second = RandomPrompt(random_, 500);
+  for (const auto& document : {first, second}) Keep(Concatenate({document, RandomPrompt(random_, 20)}), {0, 500});
+  for (const int32_t layers : {1, 5, 8, 100}) {
+    layers_a_fence_ = layers;
+    const auto prompt = Concatenate({RandomPrompt(random_, 100), first, second, RandomPrompt(random_, 40)});
+    const std::vector<Event> events =
+        EventsOf(prompt, {{100, 600}, {600, 1100}},
+                 {.policy = "sparsex", .recompute_share = 0, .recompute_min = 2, .score_pool = 0, .probe_layers = 4});
+    ASSERT_GT(outcome_->stats.recomputed_tokens, 0);
+    std::vector<int32_t> layers_of_page_0;
+    for (const Event& event : events) {
+      if (event.page == 0) layers_of_page_0.push_back(event.layer);
+    }
+    EXPECT_TRUE(std::is_sorted(layers_of_page_0.begin(), layers_of_page_0.end())) << layers;
   }
 }
 

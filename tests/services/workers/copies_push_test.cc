@@ -78,6 +78,8 @@ TEST_P(CopiesPushTest, WhatWasNotSentEarlyIsSentWithTheCommit) {
   const auto ticket = Reserve(prompt_, Sampling(8));
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   ASSERT_TRUE(ArmFault("prefill.push", *ParseFaultAction("delay_until(all was computed)@1")).ok());
+  const auto* const device = dynamic_cast<const test::FakeDeviceBackend*>(&model_->backend());
+  const int before = device != nullptr ? device->num_sends.load() : 0;
   grpc::ClientContext run_context;
   v1::PrefillResponse response;
   const grpc::Status run = prefill_stub_->Run(&run_context, RunRequest(prompt_, Sampling(8), *ticket), &response);
@@ -87,6 +89,12 @@ TEST_P(CopiesPushTest, WhatWasNotSentEarlyIsSentWithTheCommit) {
   const Result late = StreamBehind(*ticket, response);
   EXPECT_TRUE(late.stream.ok()) << late.stream;
   EXPECT_EQ(late.tokens, plain.tokens);
+  // Layers that wait go together where the device waits for them: first one, or some, of those that were early, then
+  // those that were due, then the rest.
+  if (device == nullptr || std::string_view(GetParam().kv_transport) != "device") return;
+  EXPECT_GE(FaultHits("prefill.push"), 3 * kLayers);
+  EXPECT_LE(device->num_sends - before, 6);
+  EXPECT_GT(device->num_sends, before);
 }
 
 // A prompt that ends when some of its pages have been sent gives its ticket back like any other.
