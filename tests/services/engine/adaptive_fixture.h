@@ -88,6 +88,9 @@ class AdaptiveStepsTest : public EnginesTest {
     executor_ = *std::move(executor);
     std::mt19937 random = SeededRandom("steps");
     tokens_ = RandomPrompt(random, kLength + 100);
+    Prefill();
+  }
+  void Prefill() {
     std::vector<int32_t> positions(kLength);
     std::iota(positions.begin(), positions.end(), 0);
     kv_ = std::make_unique<SequenceKv>(*pool_, KvShapeOf(model_->config()));
