@@ -15,9 +15,12 @@ class RunChoice : public TokenChoice<kBlocks, kThreads, true> {
  public:
   using typename Base::Smem;
 
-  // The places of a block's items among the chosen ones of all blocks.
+  // The places of a block's items among the chosen ones of all blocks. Keys below `lowest` are not chosen, those above
+  // `highest` are, and of those in between all but a part of `rest`.
   struct Chosen {
     uint32_t first, num;
+    uint32_t lowest, highest;
+    float rest;
   };
   // As TokenChoice::Choose; keys [num_items] are below 2^31 and may be read to the next multiple of 32 items. Marks
   // take their place. places is in shared memory, and set behind the next barrier of the block; emit(i, n, place) is
@@ -74,7 +77,9 @@ class RunChoice : public TokenChoice<kBlocks, kThreads, true> {
       Base::EmitWord(exists ? *runs.Word(run, 0) : 0, exists && quota > 0 ? *runs.Word(run, 1) : 0, quota, before,
                      [&](int bit, uint32_t place) { emit(run * runs.length + bit, place - first_place, place); });
     }
-    if (warp == kThreads / 32 - 1 && lane == 0) places = {first_place, before - first_place};
+    if (warp == kThreads / 32 - 1 && lane == 0)
+      places = {first_place, before - first_place, range.lowest, range.highest,
+                static_cast<float>(range.cut.num - range.cut.left) / static_cast<float>(range.cut.num)};
     if (!range.ranked()) C::Wait();
   }
 

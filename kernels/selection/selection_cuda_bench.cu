@@ -287,6 +287,7 @@ class SparseSetup {
     auto* out = Keep(Alloc<__nv_bfloat16>(c.batch * width));
     scores_stride_ = (c.kv_len + kBoundTokens - 1) / kBoundTokens;
     scores_ = Keep(Alloc<float>(streams_ * scores_stride_));
+    kept_mass_ = Keep(Alloc<float>(streams_));
     for (int layer = 0; layer < c.layers; ++layer) {
       auto* q = Keep(Alloc<__nv_bfloat16>(c.batch * width));
       FillNormal<<<256, 256>>>(q, c.batch * width, 100 + layer);
@@ -381,6 +382,11 @@ class SparseSetup {
   }
   // Choice and attention in one, by packed keys. The first time before anything else of it.
   void Packed(int layer, int cluster = 0) { CHECK_CUDA(SparseAttention(packed_[layer], stream_, cluster)); }
+  void PackedWithMass(int layer) {
+    SparseArgs a = packed_[layer];
+    a.kept_mass = kept_mass_;
+    CHECK_CUDA(SparseAttention(a, stream_));
+  }
   void PackedStep(int layer, bool first) {
     SparseArgs a = packed_[layer];
     a.selection.steps = first ? first_ : refresh_;
@@ -432,7 +438,7 @@ class SparseSetup {
   KvPoolView pool_;
   cudaStream_t stream_;
   const StagedStep *first_, *refresh_, *plain_;
-  float* scores_;
+  float *scores_, *kept_mass_;
   int64_t scores_stride_;
   float* scratch_ = nullptr;
   std::vector<SelectArgs> select_;
@@ -486,6 +492,15 @@ void Sparse(const SparseCase& c, double rate, bool forms) {
   });
   for (int l = 0; l < c.layers; ++l) s.PackedStep(l, true);
   const double packed = s.LayerUs([&](int l) { s.Packed(l); });
+  std::vector<double> plain, with_mass;  // in turns: they differ by less than a clock drifts
+  for (int i = 0; i < 5; ++i) {
+    plain.push_back(s.LayerUs([&](int l) { s.Packed(l); }));
+    with_mass.push_back(s.LayerUs([&](int l) { s.PackedWithMass(l); }));
+  }
+  std::sort(plain.begin(), plain.end());
+  std::sort(with_mass.begin(), with_mass.end());
+  std::printf("  packed: %7.3f us (%.3f to %.3f), with the kept mass %7.3f us (%.3f to %.3f): %.2f %%\n", plain[2],
+              plain[0], plain[4], with_mass[2], with_mass[0], with_mass[4], 100 * (with_mass[2] / plain[2] - 1));
   const double packed_refresh = s.LayerUs([&](int l) { s.PackedStep(l, false); });
   std::printf("  packed: choice and attention %7.2f us (floor %6.2f), refresh %7.2f us; %5.2f x of dense;", packed,
               (s.PackedBytes() + s.AttendBytes()) / rate * 1e6, packed_refresh, dense / packed);

@@ -30,6 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kKept = "kept=";  // the share of the context's pages that samkv would have kept, and :METHOD
+constexpr char kEstimating[] = "sparcas+mass";
 
 // That share of the pages, evenly over the context, and its end.
 std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double share, int32_t num_layers) {
@@ -43,8 +44,8 @@ std::shared_ptr<const engine::KeptTokens> KeepPages(int32_t num_tokens, double s
       num_tokens, std::vector<engine::PositionRanges>(static_cast<size_t>(num_layers), engine::MergeRanges(ranges))});
 }
 
-// One entry of --selectors: a method, sparcas16 (sparcas with keys of 16 bits), or kept=SHARE[:METHOD], which decodes
-// what is kept with that method.
+// One entry of --selectors: a method, sparcas16 (sparcas with keys of 16 bits), sparcas+mass (sparcas whose steps also
+// estimate the kept mass, and read it back), or kept=SHARE[:METHOD], which decodes what is kept with that method.
 absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::string& entry, int32_t context,
                                                                     int32_t budget, const engine::Model& model) {
   const engine::ModelConfig& config = model.config();
@@ -52,7 +53,7 @@ absl::StatusOr<std::unique_ptr<engine::TokenSelector>> MakeSelector(const std::s
   const size_t colon = keeps ? entry.find(':') : std::string::npos;
   const std::string method = !keeps ? entry : colon == std::string::npos ? "dense" : entry.substr(colon + 1);
   const bool wide_keys = method == "sparcas16";
-  engine::DecodeOptions options(wide_keys ? "sparcas" : method);
+  engine::DecodeOptions options(wide_keys || method == kEstimating ? "sparcas" : method);
   if (wide_keys || keeps) options.dims = engine::kCompactDims;
   if (method != "dense") options.budget = budget;
   SPLICE_ASSIGN_OR_RETURN(auto selector, engine::MakeTokenSelector(engine::WithKeys(options, model), config, nullptr));
@@ -261,10 +262,16 @@ absl::Status RunBench(const Flags& flags) {
         const auto start = Clock::now();
         std::vector<engine::DecodeRow> rows;
         for (int32_t i = 0; i < batch; ++i)
-          rows.push_back({last[i], sequences[i].get(), selectors[i].get(), compact[i].get()});
+          rows.push_back({.token = last[i],
+                          .kv = sequences[i].get(),
+                          .selector = selectors[i].get(),
+                          .compact = compact[i].get(),
+                          .estimates = name == kEstimating});
         SPLICE_RETURN_IF_ERROR(executor->Decode(rows));
         on_host.push_back(Seconds(start));
+        SPLICE_ASSIGN_OR_RETURN(engine::PendingMass mass, executor->BeginMass());
         SPLICE_ASSIGN_OR_RETURN(const auto best, executor->Argmax());
+        SPLICE_RETURN_IF_ERROR(mass.Wait().status());
         last.assign(best.begin(), best.end());
         for (auto& kv : sequences) kv->set_num_tokens(kv->num_tokens() + 1);
         return Seconds(start);
@@ -352,6 +359,7 @@ int main(int argc, char** argv) {
   app.add_option("--decode", flags.decode, "batch sizes; 0: none")->delimiter(',')->capture_default_str();
   app.add_option("--selectors", flags.selectors,
                  "decode methods, adaptive by costs that are measured before; sparcas16: sparcas with keys of 16 bits; "
+                 "sparcas+mass: its steps estimate the kept mass, too; "
                  "kept=SHARE, kept=SHARE:METHOD: behind "
                  "samkv, which kept that share of the context")
       ->delimiter(',')

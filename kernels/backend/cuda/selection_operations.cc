@@ -176,7 +176,8 @@ absl::Status CudaBackend::SparseAttention(const KernelContext& ctx, const Sparse
                         .lists = a.lists,
                         .weights = a.weights,
                         .weights_stride = a.weights_stride,
-                        .early = b.num_rows == b.num_sequences};  // as in DecodeAttention
+                        .early = b.num_rows == b.num_sequences,  // as in DecodeAttention
+                        .kept_mass = a.kept_mass};
   return ToStatus(cuda::SparseAttention(args, session.stream()), "SparseAttention");
 }
 

@@ -13,6 +13,18 @@
 namespace spl::kernels {
 
 inline constexpr int32_t kPackedDims = 32;
+// Tiles of a stream by whose positions the others are judged: 32 of them, evenly spread, or all that there are.
+struct PackedSample {
+  static constexpr int32_t kMost = 32;
+  int32_t num_tiles;  // all that the stream has
+
+  constexpr int32_t num() const { return num_tiles < kMost ? num_tiles : kMost; }
+  constexpr int32_t tile(int32_t i) const { return num_tiles < kMost ? i : i * num_tiles / kMost; }
+  // Positions of the stream for each one in the sample. The last tile, which may be short, is in it if all are.
+  constexpr float scale(int32_t choosable) const {
+    return num_tiles <= kMost ? 1.0f : static_cast<float>(choosable) / (kMost * kPageTokens);
+  }
+};
 // Bytes of a tile of 64 positions: 4 bits for each position and dimension, one bf16 scale for each dimension, and the
 // largest of these scales.
 inline constexpr int32_t kPackedScalesAt = kPackedDims * kPageTokens / 2;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct PackedStream {
   const SelectingSequence& s;
   int32_t head;
   const float* q;  // [group, head_dim]
+  // Out, [group]: ln R_h of sparse_attention.h, or null: nobody asks. Filled with -infinity, which stays where
+  // everything is listed.
+  double* left_out;
 
   int32_t group() const { return a.shape.num_qo_heads / a.shape.num_kv_heads; }
   int32_t choosable() const { return std::max(s.kv_len - s.recent, 0); }
@@ -73,6 +77,22 @@ struct PackedStream {
       largest = std::fmax(largest, std::fabs(q[int64_t{query_head} * a.shape.head_dim + dims[d]]));
     return largest;
   }
+  // list: ascending; terms(h, j): exp(s_h[j]) / Z_h for j < choosable(), of which Z_h is the sum; log_sums [group]:
+  // ln Z_h.
+  template <typename Terms>
+  void NoteLeftOut(std::span<const int32_t> list, const Terms& terms, std::span<const double> log_sums) const {
+    const PackedSample sample{num_tiles()};
+    std::vector<double> shares(log_sums.size(), 0);
+    for (int32_t i = 0; i < sample.num(); ++i) {
+      const int32_t begin = sample.tile(i) * kPageTokens, end = std::min(begin + kPageTokens, choosable());
+      for (int32_t j = begin; j < end; ++j) {
+        if (std::binary_search(list.begin(), list.end(), j)) continue;
+        for (size_t h = 0; h < shares.size(); ++h) shares[h] += std::fmax(terms(h, j), 0);  // NaN counts as 0
+      }
+    }
+    for (size_t h = 0; h < shares.size(); ++h)
+      left_out[h] = std::log(std::min(shares[h] * sample.scale(choosable()), 1.0)) + log_sums[h];
+  }
   // Q of sparse_attention.h: the factors of the levels in the scores of a query head, without sm_scale. to [32].
   void Factors(int32_t query_head, const int32_t* dims, const UnpackedTile& t, float largest_query, float* to) const {
     const float factor = PackedKeys::QueryFactor(largest_query, t.largest_scale);
@@ -105,40 +125,71 @@ struct PackedStream {
   }
 };
 
+// Memory for the arguments of AttendChosen, the caller's to keep.
+struct ChosenStreams {
+  std::vector<HeadStreamView> views;
+  std::vector<double> left_out;  // [num_sequences, num_qo_heads]: PackedStream::left_out
+  std::vector<float> lse;        // [num_sequences, num_qo_heads]
+};
+
+// The mass of each stream whose weights were looked at.
+inline void WriteKeptMass(const SparseAttentionArgs& a, const ChosenStreams& streams, const float* lse) {
+  const int32_t heads = a.shape.num_kv_heads, group = a.shape.num_qo_heads / heads;
+  for (size_t stream = 0; stream < streams.views.size(); ++stream) {
+    const SelectingSequence& s = a.sequences[stream / static_cast<size_t>(heads)];
+    if (streams.views[stream].visibility.rule != VisibilityRule::kSelected) continue;
+    if (s.kv_len > s.budget && s.recent == s.budget) continue;
+    double least = 1;
+    for (size_t h = stream * static_cast<size_t>(group); h < (stream + 1) * static_cast<size_t>(group); ++h)
+      least = std::min(least, 1 / (1 + std::exp(streams.left_out[h] - double{lse[h]})));
+    a.kept_mass[stream] = static_cast<float>(least);
+  }
+}
+
 // Calls choose(stream, tokens, count, weights) for the streams that select, then attend(arguments) over their lists,
-// except those of sequences with a hot buffer. `streams` is the caller's memory for the arguments.
+// except those of sequences with a hot buffer.
 template <typename Choose, typename Attend>
-absl::Status AttendChosen(const SparseAttentionArgs& a, std::vector<HeadStreamView>& streams, const Choose& choose,
+absl::Status AttendChosen(const SparseAttentionArgs& a, ChosenStreams& streams, const Choose& choose,
                           const Attend& attend) {
   if (absl::Status s = ValidateSparseAttention(a); !s.ok()) return s;
   const int32_t heads = a.shape.num_kv_heads, group = a.shape.num_qo_heads / heads;
+  float* lse = a.lse;
+  if (a.kept_mass != nullptr) {
+    const size_t num_queries = a.sequences.size() * static_cast<size_t>(a.shape.num_qo_heads);
+    streams.left_out.assign(num_queries, -std::numeric_limits<double>::infinity());
+    streams.lse.resize(num_queries);
+    if (lse == nullptr) lse = streams.lse.data();
+  }
   choose(static_cast<int64_t>(a.sequences.size()) * heads, [&, heads, group](int64_t stream, const auto& list) {
     const int64_t i = stream / heads;
     const auto head = static_cast<int32_t>(stream % heads);
     const SelectingSequence& s = a.sequences[static_cast<size_t>(i)];
     if (!s.selects(head)) return;
-    list(PackedStream{a, s, head, a.q + i * a.q_row_stride + int64_t{head} * group * a.shape.head_dim},
+    list(PackedStream{a, s, head, a.q + i * a.q_row_stride + int64_t{head} * group * a.shape.head_dim,
+                      a.kept_mass == nullptr ? nullptr : streams.left_out.data() + stream * group},
          a.lists.tokens + stream * a.lists.stride, &a.lists.counts[stream],
          a.weights == nullptr ? nullptr : a.weights + stream * a.weights_stride);
   });
-  streams.clear();
+  streams.views.clear();
   for (const SelectingSequence& s : a.sequences) {
     for (int32_t h = 0; h < heads; ++h) {
       if (s.selects(h) && !s.hot.any()) {
-        streams.push_back({s.page_tables[static_cast<size_t>(h)], s.kv_len, {VisibilityRule::kSelected}});
+        streams.views.push_back({s.page_tables[static_cast<size_t>(h)], s.kv_len, {VisibilityRule::kSelected}});
       } else {
-        streams.push_back({{}, 0, {VisibilityRule::kElsewhere}});
+        streams.views.push_back({{}, 0, {VisibilityRule::kElsewhere}});
       }
     }
   }
-  return attend(DecodeAttentionArgs{.shape = a.shape,
-                                    .pool = a.pool,
-                                    .q = a.q,
-                                    .q_row_stride = a.q_row_stride,
-                                    .out = a.out,
-                                    .lse = a.lse,
-                                    .streams = streams,
-                                    .lists = a.lists});
+  absl::Status attended = attend(DecodeAttentionArgs{.shape = a.shape,
+                                                     .pool = a.pool,
+                                                     .q = a.q,
+                                                     .q_row_stride = a.q_row_stride,
+                                                     .out = a.out,
+                                                     .lse = lse,
+                                                     .streams = streams.views,
+                                                     .lists = a.lists});
+  if (attended.ok() && a.kept_mass != nullptr) WriteKeptMass(a, streams, lse);
+  return attended;
 }
 
 }  // namespace spl::kernels

@@ -14,8 +14,13 @@
 //   list     the last `recent` positions and, of the others, those with the largest w_j: `budget` together, ties to the
 //            lower one; all positions if kv_len <= budget.
 //   out      attention of the q_h over the list, as DecodeAttention of rule kSelected.
+//   mass     the list's share of the worst head's attention, as packed keys tell: min_h L_h / (L_h + R_h), with
+//            L_h = Σ exp(score) over the list, by the keys themselves, and R_h = Σ exp(s_h[j]) over the j < C outside
+//            of the list. R_h is taken from a sample where there are more than 32 tiles: the tiles that PackedSample
+//            names stand for all. At most Σ_{j < C} exp(s_h[j]). Costs a device the products of the sample, while it
+//            waits for rows. The mass is 1 if kv_len <= budget.
 // Results of streams that do not select stay unchanged: DecodeAttention writes them, and skips the others by rule
-// kElsewhere. Sequences with a hot buffer (SelectingSequence::hot) get their lists here, and nothing else:
+// kElsewhere. Sequences with a hot buffer (SelectingSequence::hot) get their lists here, and nothing else (no mass):
 // RefillHotRows and AttendHotRows follow. Tiles whose keys are in host memory are packed from there.
 //
 // Against SelectTokens: twice the dimensions in half the bytes, and a weight is a share of what may be chosen, so that
@@ -24,9 +29,9 @@
 // Layout    packed keys: packed_keys.h. Dimension tables: SelectingSequence, of 32 dimensions.
 // Garbage   slots at or past kv_len, and pages that no table lists, may hold NaN: they never reach a result. A w_j that
 //           is NaN counts as 0.
-// Batch     a stream's list and output depend on its own inputs alone, bitwise, not on the other sequences of the call,
-//           the number of threads, or where pages lie. Lists of different backends may differ where weights are closer
-//           than rounding.
+// Batch     a stream's list, output and mass depend on its own inputs alone, bitwise, not on the other sequences of
+//           the call, the number of threads, or where pages lie. Lists of different backends may differ where weights
+//           are closer than rounding.
 // Cost      a step reads 17 bytes of each key on a device (twice, the second time in part from its cache), K and V of
 // the
 //           list; a refresh reads K once.
@@ -58,8 +63,11 @@ struct SparseAttentionArgs {
   float* weights = nullptr;    // out, device [num_sequences * num_kv_heads, weights_stride]: w_j of j < C, or null; not
                                // written where nothing is chosen: kv_len <= budget, or recent = budget
   int64_t weights_stride = 0;  // elements; at least the longest kv_len
-  int32_t layer = 0;           // layer number in the staged batch
-  int32_t plan = 0;            // a device serves the staged sequences of this plan (SequenceSelection::plan)
+  // Out, device [num_sequences, num_kv_heads]: mass, or null. Not written for streams that do not select, of sequences
+  // with a hot buffer, and where nothing is weighed: recent = budget < kv_len. Variants agree within 0.03.
+  float* kept_mass = nullptr;
+  int32_t layer = 0;  // layer number in the staged batch
+  int32_t plan = 0;   // a device serves the staged sequences of this plan (SequenceSelection::plan)
 };
 
 // InvalidArgument: shapes, dtypes, a budget or recent out of range, a listed sequence, a table that is short or names a

@@ -1,6 +1,7 @@
 // One task per stream for the choice: tiles are unpacked into a few KiB of floats, which the leaf code of SelectTokens
 // scores. The attention is DecodeAttention's.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -16,9 +17,11 @@ namespace spl::kernels::cpu {
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr double kLn2 = 0.6931471805599453;
 
-// w [64 tiles], in the scratch of this thread.
-const float* Weights(const PackedStream& x, const SelectTokensKernels& kernels, const int32_t* dims) {
+// w [64 tiles], in the scratch of this thread. log_sums [group]: ln Z_h of sparse_attention.h; empty: nobody asks.
+const float* Weights(const PackedStream& x, const SelectTokensKernels& kernels, const int32_t* dims,
+                     std::span<double> log_sums, std::vector<float>& terms) {
   thread_local Scratch scratch;
   thread_local UnpackedTile tile;
   const int64_t num_tiles = x.num_tiles(), stride = num_tiles * kPageTokens, group = x.group();
@@ -45,7 +48,14 @@ const float* Weights(const PackedStream& x, const SelectTokensKernels& kernels, 
   for (int64_t h = 0; h < group; ++h) {
     float* of_head = scores + h * stride;
     std::fill(of_head + x.choosable(), of_head + stride, -std::numeric_limits<float>::infinity());
-    factors[h] = 1.0f / kernels.exp_sum(of_head, num_tiles);
+    const float max = log_sums.empty() ? 0 : *std::max_element(of_head, of_head + x.choosable());
+    const float sum = kernels.exp_sum(of_head, num_tiles);
+    factors[h] = 1.0f / sum;
+    if (!log_sums.empty()) log_sums[static_cast<size_t>(h)] = max * kLn2 + std::log(double{sum});
+  }
+  if (!log_sums.empty()) {
+    terms.resize(static_cast<size_t>(group * stride));
+    for (int64_t i = 0; i < group * stride; ++i) terms[static_cast<size_t>(i)] = scores[i] * factors[i / stride];
   }
   kernels.add_heads(scores, stride, factors, static_cast<int32_t>(group), num_tiles, scores);
   return scores;
@@ -57,19 +67,27 @@ void Choose(const PackedStream& x, const SelectTokensKernels& kernels, int32_t* 
   const int32_t* dims = x.Update();
   *count = std::min(s.kv_len, s.budget);
   if (s.kv_len <= s.budget) return std::iota(tokens, tokens + s.kv_len, 0);
-  const float* w = Weights(x, kernels, dims);
+  thread_local std::vector<double> log_sums;
+  log_sums.resize(x.left_out == nullptr ? 0 : static_cast<size_t>(x.group()));
+  thread_local std::vector<float> terms;
+  const float* w = Weights(x, kernels, dims, log_sums, terms);
   if (weights != nullptr && s.budget > s.recent) std::copy_n(w, x.choosable(), weights);
   thread_local std::vector<uint32_t> bits;
   bits.assign(static_cast<size_t>(s.kv_len), 0);
   std::transform(w, w + x.choosable(), bits.begin(), WeightBits);
+  const size_t stride = static_cast<size_t>(x.num_tiles()) * kPageTokens;
   ChooseLargest(bits, s.budget, s.recent, tokens);
+  if (x.left_out != nullptr)
+    x.NoteLeftOut(
+        std::span(tokens, static_cast<size_t>(s.budget)),
+        [&](size_t h, int32_t j) { return terms[h * stride + static_cast<size_t>(j)]; }, log_sums);
 }
 
 }  // namespace
 
 absl::Status SparseAttention(const KernelContext& ctx, const SparseAttentionArgs& a) {
   const SelectTokensKernels& kernels = SelectTokensKernelsFor(ctx.isa);
-  thread_local std::vector<HeadStreamView> streams;
+  thread_local ChosenStreams streams;
   return AttendChosen(
       a, streams,
       [&](int64_t num_streams, const auto& run) {

@@ -21,14 +21,14 @@ constexpr int64_t kMostSmem = 226 << 10;               // bytes of a block of sm
 constexpr int kThreads = 512, kWarps = kThreads / 32;  // of 128 registers: one block a multiprocessor
 constexpr int HeadRows(bool wide) { return wide ? 8 : 4; }
 
-template <int kBlocks, bool kWide, typename Pages>
+template <int kBlocks, bool kWide, typename Pages, bool kMass>
 __global__ void __launch_bounds__(kThreads, 1) SparseAttentionKernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char raw[];
   LetNextStart();
   const int rank = Cluster<kBlocks>::Rank();
   const int stream = blockIdx.x / kBlocks, sequence = stream / p.num_kv_heads, head = stream % p.num_kv_heads;
-  StreamStep<kBlocks, kThreads, kWide, Pages>(p, sequence, head, rank, raw).Run();
+  StreamStep<kBlocks, kThreads, kWide, Pages, kMass>(p, sequence, head, rank, raw).Run();
 #endif
 }
 
@@ -65,7 +65,8 @@ cudaError_t Launch(Params p, const SparseArgs& a, cudaStream_t stream) {
   p.block_tiles = l.block_tiles;
   p.block_entries = l.block_entries;
   p.stages = l.stages;
-  const auto kernel = SparseAttentionKernel<kBlocks, kWide, Pages>;
+  const auto kernel = a.kept_mass == nullptr ? SparseAttentionKernel<kBlocks, kWide, Pages, false>
+                                             : SparseAttentionKernel<kBlocks, kWide, Pages, true>;
   const cudaError_t e =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem_bytes));
   if (e != cudaSuccess) return e;
@@ -138,6 +139,7 @@ cudaError_t SparseAttention(const SparseArgs& a, cudaStream_t stream, int cluste
   p.list_stride = a.lists.stride;
   p.weights = a.weights;
   p.weights_stride = a.weights_stride;
+  p.kept_mass = a.kept_mass;
   p.dims_offset = a.dims_offset;
   p.num_kv_heads = a.heads.num_kv_heads;
   p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;

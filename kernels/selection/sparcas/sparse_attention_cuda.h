@@ -31,6 +31,7 @@ struct SparseArgs {
   // True: the launch may begin before earlier kernels on the stream end (cuda_launch.h). The caller promises that
   // kernels which may still run do not write the staged memory, the dimensions, or packed keys of earlier steps.
   bool early = false;
+  float* kept_mass = nullptr;  // [num_sequences, num_kv_heads] or null
 };
 
 // Whether a device of this compute capability serves the shape at contexts of up to max_kv_len. Everything else that

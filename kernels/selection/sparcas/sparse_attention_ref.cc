@@ -40,12 +40,14 @@ void Choose(const PackedStream& x, int32_t* tokens, int32_t* count, float* weigh
   *count = std::min(s.kv_len, s.budget);
   if (s.kv_len <= s.budget) return std::iota(tokens, tokens + s.kv_len, 0);
   const auto num = static_cast<size_t>(x.choosable());
-  std::vector<double> w(num, 0.0);
-  for (std::vector<double>& scores : Scores(x, dims)) {
-    const double max = *std::max_element(scores.begin(), scores.end());
+  std::vector<double> w(num, 0.0), log_sums;
+  std::vector<std::vector<double>> terms = Scores(x, dims);
+  for (std::vector<double>& of_head : terms) {
+    const double max = *std::max_element(of_head.begin(), of_head.end());
     double sum = 0;
-    for (double& score : scores) sum += score = std::exp(score - max);
-    for (size_t j = 0; j < num; ++j) w[j] += scores[j] / sum;
+    for (double& term : of_head) sum += term = std::exp(term - max);
+    for (size_t j = 0; j < num; ++j) w[j] += of_head[j] /= sum;
+    log_sums.push_back(max + std::log(sum));
   }
   const std::vector<float> rounded(w.begin(), w.end());
   if (weights != nullptr && s.budget > s.recent) std::copy(rounded.begin(), rounded.end(), weights);
@@ -57,12 +59,16 @@ void Choose(const PackedStream& x, int32_t* tokens, int32_t* count, float* weigh
   std::copy_n(order.begin(), s.budget - s.recent, tokens);
   std::iota(tokens + s.budget - s.recent, tokens + s.budget, s.kv_len - s.recent);
   std::sort(tokens, tokens + s.budget);
+  if (x.left_out != nullptr)
+    x.NoteLeftOut(
+        std::span(tokens, static_cast<size_t>(s.budget)),
+        [&](size_t h, int32_t j) { return terms[h][static_cast<size_t>(j)]; }, log_sums);
 }
 
 }  // namespace
 
 absl::Status SparseAttention(const KernelContext& ctx, const SparseAttentionArgs& a) {
-  std::vector<HeadStreamView> streams;
+  ChosenStreams streams;
   return AttendChosen(
       a, streams,
       [](int64_t num_streams, const auto& run) {

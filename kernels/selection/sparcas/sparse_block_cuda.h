@@ -33,6 +33,7 @@ struct Params {
   int64_t list_stride;
   float* weights;
   int64_t weights_stride;
+  float* kept_mass;
   int64_t dims_offset;
   int32_t num_kv_heads, group, head_dim, num_dims;
   int32_t block_tiles;    // the most of a block
@@ -46,9 +47,12 @@ template <int kBlocks, int kThreads, int kHeads, int kDim>
 struct alignas(16) Smem {
   typename RunChoice<kBlocks, kThreads>::Smem choice;
   typename RunChoice<kBlocks, kThreads>::Chosen picked;
-  float2 heads[kMaxSparseGroup];                       // per head: maximum of the scores, 1 / sum of exponentials
-  alignas(16) float2 units[kMaxSparseGroup * kUnits];  // [group, kUnits], of all blocks
-  int32_t dims[select_tokens::kMaxDim];                // those of this step; see ChooseDims for the rest
+  float2 heads[kMaxSparseGroup];  // per head: maximum of the scores, 1 / sum of exponentials
+  union {
+    alignas(16) float2 units[kMaxSparseGroup * kUnits];  // [group, kUnits], of all blocks
+    float left_out[PackedSample::kMost][kHeads];         // behind the sums, in block 0: shares of the sample's tiles
+  };
+  int32_t dims[select_tokens::kMaxDim];  // those of this step; see ChooseDims for the rest
   int32_t changed[select_tokens::kMaxDim];
   union {
     float size[select_tokens::kMaxDim];

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "kernels/cuda/cuda_launch.h"
+#include "kernels/selection/sparcas/sample_tail_cuda.h"
 #include "kernels/selection/sparcas/score_tiles_cuda.h"
 
 namespace spl::kernels::cuda::sparse_attention {
 
-// A stream's step, as a block of its cluster sees it. Pages: as in PackedTile.
-template <int kBlocks, int kThreads, bool kWide, typename Pages>
+// A stream's step, as a block of its cluster sees it. Pages: as in PackedTile. kMass: Params::kept_mass is asked for.
+template <int kBlocks, int kThreads, bool kWide, typename Pages, bool kMass>
 class StreamStep {
  public:
   static constexpr int kDim = Pages::kDim;
@@ -92,7 +93,12 @@ class StreamStep {
       C::Sync();
     }
     if (staged_.hot.any()) return;  // some of the rows are not in the pool yet
-    Attend(listed_rows::PartEntries(count), here);
+    Attend(listed_rows::PartEntries(count), here, num_chosen);
+    if constexpr (kMass) {
+      if (rank_ != 0 || threadIdx.x / 32 != kWarps - 1) return;  // this warp has the least to write
+      if (num_chosen > 0) WriteKeptMass<kBlocks, kHeads>(p_, s_, choosable_, &p_.kept_mass[stream_]);
+      if (kv_len_ <= budget_ && threadIdx.x % 32 == 0) p_.kept_mass[stream_] = 1.0f;
+    }
   }
 
  private:
@@ -148,7 +154,7 @@ class StreamStep {
   // waits for all writes before it.
   __device__ __forceinline__ void DealListed(int32_t entries) {
     constexpr int kHeld = 4;
-    const auto [first, all] = s_.picked;
+    const uint32_t first = s_.picked.first, all = s_.picked.num;
     const uint32_t num = min(all, max_listed_);
     int32_t held[kHeld];
 #pragma unroll
@@ -168,14 +174,34 @@ class StreamStep {
     for (int i = 0; i < kHeld; ++i) {
       if (threadIdx.x + i * kThreads < num) tokens[threadIdx.x + i * kThreads] = part_.begin + held[i];
     }
+    if constexpr (kMass && kFirstSampler == 0) {
+      if (!staged_.hot.any()) Sample();  // block 0 might have ended otherwise
+    }
     C::Wait();
   }
   __device__ __forceinline__ int32_t BlockEntries(int32_t count) const {
     return listed_rows::PartEntries(count) * (listed_rows::kParts / kBlocks);
   }
 
+  // Warps that attend to rows in this kernel.
+  static constexpr int Attending() {
+    if constexpr (kCodes<Pages>) {
+      return kWarps;
+    } else {
+      return listed_rows::StagedForm<kBlocks, kHeads, kDim>::kWarps;
+    }
+  }
+  // Warps from here on sample: those that do not attend, or all. The latter sample while they wait for the cluster.
+  static constexpr int kFirstSampler = Attending() < kWarps ? Attending() : 0;
+  // This warp's part of the sample.
+  __device__ __forceinline__ void Sample() {
+    constexpr int kNum = (kWarps - kFirstSampler) * kBlocks;
+    constexpr int kOneOf = kNum < PackedSample::kMost ? 1 : kNum / PackedSample::kMost;
+    const int own = rank_ * (kWarps - kFirstSampler) + static_cast<int>(threadIdx.x) / 32 - kFirstSampler;
+    if (own % kOneOf == 0) SampleTail<kBlocks, kWide, Pages>(p_, s_, pages_, choosable_, own / kOneOf, kNum / kOneOf);
+  }
   // of_part: rows of each part; here: rows of this block.
-  __device__ __forceinline__ void Attend(int32_t of_part, int32_t here) {
+  __device__ __forceinline__ void Attend(int32_t of_part, int32_t here, int32_t num_chosen) {
     const int64_t first_head = int64_t{stream_} * p_.group;
     const listed_rows::GivenRows rows{.pool = p_.batch.pool.base,
                                       .rows = rows_,
@@ -187,10 +213,15 @@ class StreamStep {
                                       .out = p_.out + first_head * kDim,
                                       .lse = p_.lse == nullptr ? nullptr : p_.lse + first_head};
     auto& results = *reinterpret_cast<Results*>(listed_);
+    const auto meanwhile = [&] {
+      if constexpr (kMass && kFirstSampler > 0) {
+        if (num_chosen > 0) Sample();
+      }
+    };
     if constexpr (kCodes<Pages>) {
       listed_rows::AttendRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
     } else {
-      listed_rows::AttendStagedRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs);
+      listed_rows::AttendStagedRows<kBlocks, kThreads, Pages>(rows, rank_, results, s_.theirs, meanwhile);
     }
   }
 

@@ -223,11 +223,12 @@ class StagedSoftmax : public WideSoftmax<kDim> {
   int ask_ = 0;  // the slot that is asked for next: the one whose rows have been taken last
 };
 
-// As AttendRows.
-template <int kBlocks, int kThreads, typename Pages, int kHeads>
+// As AttendRows. Warps that do not attend call meanwhile().
+template <int kBlocks, int kThreads, typename Pages, int kHeads, typename Meanwhile>
 __device__ __forceinline__ void AttendStagedRows(const GivenRows& x, int rank,
                                                  StagedResults<kBlocks, kHeads, Pages::kDim>& results,
-                                                 TheirResults<kBlocks, kHeads, Pages::kDim>& theirs) {
+                                                 TheirResults<kBlocks, kHeads, Pages::kDim>& theirs,
+                                                 const Meanwhile& meanwhile) {
   constexpr int kDim = Pages::kDim;
   using Form = StagedForm<kBlocks, kHeads, kDim>;
   static_assert(Form::kWarps <= kThreads / 32);
@@ -242,6 +243,8 @@ __device__ __forceinline__ void AttendStagedRows(const GivenRows& x, int rank,
     softmax.TakeQueries(x.q, x.group);
     if constexpr (kQueriesFirst) softmax.Begin();
     softmax.Run(x.of_part);
+  } else {
+    meanwhile();
   }
   __syncthreads();
   AddParts<kBlocks, kHeads, kDim, kThreads>(

@@ -29,6 +29,9 @@ struct DecodeRow {
   // Costs a second attention, two waits and two small copies in each layer, and the step is not recorded. The step's
   // results are the same. Null: not measured.
   MassProbe* mass = nullptr;
+  // The step estimates the same, and Executor::BeginMass reads it back. It costs next to nothing. Only of rows that
+  // choose by packed keys.
+  bool estimates = false;
   // Position of the token. A sequence may have several rows, at consecutive positions: each sees the ones before it, as
   // if it had been a step of its own. -1: the position after the last one that the sequence has.
   int64_t at = -1;

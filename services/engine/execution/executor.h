@@ -17,6 +17,7 @@
 #include "services/engine/execution/decode_row.h"
 #include "services/engine/execution/line_attention.h"
 #include "services/engine/execution/observers/layer_observer.h"
+#include "services/engine/execution/pending_mass.h"
 #include "services/engine/execution/pending_sample.h"
 #include "services/engine/execution/score_memory.h"
 #include "services/engine/execution/token_choices.h"
@@ -119,6 +120,8 @@ class Executor {
   // Runs one decode step and computes the logits of every row. BeginStep of the selectors was called for it. Selectors
   // that choose tokens in it share a step (ScoringPlan::SharesStep).
   absl::Status Decode(std::span<const DecodeRow> rows);
+  // Starts to read back what the last Decode estimates (DecodeRow::estimates), before the next Decode.
+  absl::StatusOr<PendingMass> BeginMass();
 
   // Computes the logits of rows of the last prefill (row 0 is the first token of the first slice). FailedPrecondition:
   // the hidden state of a row of a whole span is gone.

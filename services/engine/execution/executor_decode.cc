@@ -2,6 +2,7 @@
 // way.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "services/base/check.h"
 #include "services/base/status.h"
@@ -77,6 +78,15 @@ absl::Status Executor::Decode(std::span<const DecodeRow> rows) {
   SPLICE_RETURN_IF_ERROR(measures ? step() : session_->RunStep(key, step));
   num_logit_rows_ = num_rows_;
   return absl::OkStatus();
+}
+
+absl::StatusOr<PendingMass> Executor::BeginMass() {
+  const float* const mass = choices_->kept_mass();
+  if (mass == nullptr) return PendingMass();
+  const auto layers = static_cast<size_t>(model_->config().num_layers), rows = spans_.size(),
+             heads = static_cast<size_t>(model_->config().num_kv_heads);
+  SPLICE_ASSIGN_OR_RETURN(auto copy, session_->ReadBackLater(mass, sizeof(float) * layers * rows * heads));
+  return PendingMass(std::move(copy), layers, rows, heads);
 }
 
 void Executor::AddPlans() {

@@ -250,6 +250,29 @@ absl::Status ParallelExecutor::Decode(std::span<const DecodeRow> rows) {
   return team_->Run([&](int r) { return ranks_[r]->Decode(rows); });
 }
 
+absl::StatusOr<PendingMass> ParallelExecutor::BeginMass() {
+  if (team_ == nullptr) return ranks_[0]->BeginMass();
+  const auto layers = static_cast<size_t>(model_->config().num_layers),
+             heads = static_cast<size_t>(model_->config().num_kv_heads);
+  std::vector<KeptMass> parts(ranks_.size());
+  std::vector<PendingMass> pending(ranks_.size());
+  SPLICE_RETURN_IF_ERROR(team_->Run([&](int r) -> absl::Status {
+    SPLICE_ASSIGN_OR_RETURN(pending[r], ranks_[r]->BeginMass());
+    SPLICE_ASSIGN_OR_RETURN(parts[r], pending[r].Wait());
+    return absl::OkStatus();
+  }));
+  const size_t rows = parts[0].num_rows;
+  std::vector<float> all(parts[0].values.empty() ? 0 : layers * rows * heads);
+  for (size_t r = 0; r < parts.size() && !all.empty(); ++r) {
+    const size_t own = parts[r].num_kv_heads,
+                 first = static_cast<size_t>(model_->rank(static_cast<int>(r)).first_kv_head());
+    for (size_t i = 0; i < layers * rows; ++i)
+      std::copy_n(parts[r].values.begin() + static_cast<std::ptrdiff_t>(i * own), own,
+                  all.begin() + static_cast<std::ptrdiff_t>(i * heads + first));
+  }
+  return PendingMass(std::move(all), rows, heads);
+}
+
 absl::Status ParallelExecutor::ComputeLogits(std::span<const int32_t> rows) {
   if (team_ == nullptr) return ranks_[0]->ComputeLogits(rows);
   SPLICE_RETURN_IF_ERROR(CheckPass(rows.size(), 0));

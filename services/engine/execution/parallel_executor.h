@@ -52,6 +52,7 @@ class ParallelExecutor {
                                                  int64_t k);
   absl::Status AlignCopy(std::span<const AlignPlan> plans);  // [num_ranks]
   absl::Status Decode(std::span<const DecodeRow> rows);
+  absl::StatusOr<PendingMass> BeginMass();  // with several ranks it waits for them
   absl::Status ComputeLogits(std::span<const int32_t> rows);
   absl::StatusOr<std::span<float>> Logits();
   absl::StatusOr<std::span<const int32_t>> Argmax();

@@ -93,7 +93,7 @@ void TokenChoices::TakeSelection(const DecodeRow& row, const ScoringPlan& scorin
 
 absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
   rows_ = rows;
-  listed_ = false;
+  listed_ = estimates_ = false;
   sequences_.assign(rows.size(), {});
   outer_.assign(rows.size(), {});
   CollectPlans();
@@ -106,6 +106,7 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
     SPLICE_CHECK(rows[s].compact != nullptr, "a selector that chooses or lists has compact pages");
     TakeSelection(rows[s], scoring, layers, sequences_[s]);
     longest_list = std::max(longest_list, scoring.list_tokens());
+    estimates_ |= rows[s].estimates && scoring.scoring == TokenScoring::kPackedKeys;
     listed_ |= std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.listed; });
     const OuterChoice* const outer = selector.outer();
     if (outer == nullptr) continue;
@@ -126,6 +127,9 @@ absl::Status TokenChoices::Prepare(std::span<const DecodeRow> rows) {
       GrowBuffer(model_.backend(), session_, list_memory_, sizeof(int32_t) * (entries + max_streams_)));
   auto* tokens = static_cast<int32_t*>(list_memory_->data());
   lists_ = {tokens, tokens + entries, stride};
+  if (estimates_)
+    SPLICE_RETURN_IF_ERROR(GrowBuffer(model_.backend(), session_, kept_mass_,
+                                      sizeof(float) * max_streams_ * static_cast<size_t>(model_.config().num_layers)));
   int64_t longest_scores = 0;
   for (Plan& plan : plans_) {
     if (plan.scoring.scoring == TokenScoring::kCompactKeys || plan.scoring.scoring == TokenScoring::kPackedKeys)
@@ -148,6 +152,7 @@ uint64_t TokenChoices::key() const {
   const auto mix = [&](uint64_t value) { key = (key ^ value) * 0x9e3779b97f4a7c15ull + 1; };
   mix(static_cast<uint64_t>(lists_.stride) << 1 | static_cast<uint64_t>(listed_));
   mix(reinterpret_cast<uint64_t>(lists_.tokens));
+  if (estimates_) mix(reinterpret_cast<uint64_t>(kept_mass_->data()));
   for (const Plan& plan : plans_) {
     const ScoringPlan& scoring = plan.scoring;
     mix(static_cast<uint64_t>(scoring.scoring) << 56 | static_cast<uint64_t>(scoring.outer) << 63 |
@@ -224,6 +229,10 @@ absl::Status TokenChoices::Choose(const kernels::KernelContext& context, const k
 absl::Status TokenChoices::ChooseAndAttend(const kernels::KernelContext& context, const kernels::AttentionShape& shape,
                                            kernels::ConstActivations q, int64_t q_row_stride, kernels::Activations out,
                                            float* lse, int32_t layer) {
+  float* const mass = !estimates_
+                          ? nullptr
+                          : static_cast<float*>(kept_mass_->data()) +
+                                static_cast<size_t>(layer) * rows_.size() * static_cast<size_t>(shape.num_kv_heads);
   for (size_t plan = 0; plan < plans_.size(); ++plan) {
     if (!plans_[plan].scores(layer) || !plans_[plan].attends()) continue;
     TakePlan(plan, layer);
@@ -235,6 +244,7 @@ absl::Status TokenChoices::ChooseAndAttend(const kernels::KernelContext& context
                                                                       .lse = lse,
                                                                       .sequences = of_layer_,
                                                                       .lists = lists_,
+                                                                      .kept_mass = mass,
                                                                       .layer = layer,
                                                                       .plan = static_cast<int32_t>(plan)}));
     if (plans_[plan].hot)

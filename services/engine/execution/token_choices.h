@@ -37,6 +37,9 @@ class TokenChoices {
   // Whether some stream may attend to a list in this layer.
   bool any(int32_t layer) const;
   const kernels::TokenLists& lists() const { return lists_; }
+  // Device memory for the estimates of the prepared step, f32 [num_layers, rows, num_kv_heads of the rank]. Null: no
+  // row asks for them.
+  const float* kept_mass() const { return estimates_ ? static_cast<const float*>(kept_mass_->data()) : nullptr; }
   // A hash of everything that a recording of the step holds. Steps with equal keys launch the same operations on the
   // same memory.
   uint64_t key() const;
@@ -89,13 +92,15 @@ class TokenChoices {
   std::span<const DecodeRow> rows_;
   // Outer choices first; otherwise their order depends on which plans there are, not on the order of the rows.
   std::vector<Plan> plans_;
-  bool listed_ = false;  // some row has lists of candidates
+  bool listed_ = false;     // some row has lists of candidates
+  bool estimates_ = false;  // some row asks for estimates
   kernels::TokenLists lists_;
   std::vector<kernels::SequenceSelection> sequences_;  // [rows]
   std::vector<kernels::SequenceSelection> outer_;      // [rows]; without layers where there is no outer choice
   std::vector<kernels::SelectingSequence> of_layer_;   // [rows]; rows of other plans do nothing
   std::vector<std::span<const int32_t>> pages_, compact_, lists_of_;  // [rows, num_kv_heads], for one layer
   std::unique_ptr<kernels::Buffer> list_memory_;                      // int32 [max_streams, stride] and [max_streams]
+  std::unique_ptr<kernels::Buffer> kept_mass_;                        // f32 [num_layers, max_streams]
   std::unique_ptr<kernels::Buffer> scores_;                           // f32 [max_streams, largest scores_stride]
 };
 

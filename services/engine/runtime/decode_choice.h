@@ -18,8 +18,8 @@ enum class StepKind : uint8_t {
 
 struct StepChoice {
   StepKind kind = StepKind::kFixed;
-  // If the step measured what the chosen tokens hold (runtime/mass_guard.h): KV heads of layers that fell below the
-  // floor, and the least share of a head.
+  // If the step tells what the chosen tokens hold (runtime/mass_guard.h): KV heads of layers that fell below the floor,
+  // and the least share of a head.
   int32_t guarded_heads = 0;
   std::optional<double> least_mass = std::nullopt;
 };
@@ -29,7 +29,7 @@ struct DecodeChoiceReport {
   int64_t chosen_tokens = 0;  // from steps that attended to chosen tokens
   int32_t changes = 0;        // from one kind of step to the other, over all continuations
   int32_t guarded_heads = 0;
-  std::optional<double> least_mass;  // nullopt: none was measured
+  std::optional<double> least_mass;  // nullopt: none is known
   bool empty() const { return dense_tokens + chosen_tokens == 0; }
 };
 

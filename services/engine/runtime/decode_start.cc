@@ -100,7 +100,10 @@ absl::Status DecodeStart::MakeFork(DecodeSequence& sequence, DecodeFork& fork) {
   fork.sampler->Accept(fork.last_token);
   if (const AdaptiveSelector* const adaptive = fork.selector->adaptive();
       adaptive != nullptr && adaptive->mass_floor() > 0) {
-    SPLICE_ASSIGN_OR_RETURN(auto everything, MakeTokenSelector("", config, request.kv->classes()));
+    std::unique_ptr<TokenSelector> everything;
+    if (!MassGuard::Estimates(fork.selector->scoring())) {
+      SPLICE_ASSIGN_OR_RETURN(everything, MakeTokenSelector("", config, request.kv->classes()));
+    }
     fork.guard = std::make_unique<MassGuard>(config, std::move(everything));
   }
   // A comparison cannot attend to what was left out.

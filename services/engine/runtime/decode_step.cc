@@ -130,23 +130,28 @@ int64_t DecodeStep::RowToMeasure(std::span<const Row> rows) const {
 absl::Status DecodeStep::RunAhead() {
   Flight last = std::exchange(flight_, {});
   absl::Status started = num_groups_ == 0 ? absl::OkStatus() : StartLayers(groups_[0].rows, flight_);
-  const absl::StatusOr<SampledBatch> batch = last.sample.Wait();
-  if (batch.ok()) {
-    TakeTokens(last.rows, *batch);
+  const absl::Status taken = Take(last);
+  if (taken.ok()) {
     if (started.ok()) started = StartSampling(flight_);
     return started.ok() ? started : Fail(std::exchange(flight_, {}).rows, started);
   }
   // What was started behind a pass that failed has read its tokens.
   last.rows.insert(last.rows.end(), flight_.rows.begin(), flight_.rows.end());
   flight_ = {};
-  return Fail(last.rows, batch.status());
+  return Fail(last.rows, taken);
 }
 
 absl::Status DecodeStep::TakeUnderWay() {
   Flight last = std::exchange(flight_, {});
-  const absl::StatusOr<SampledBatch> batch = last.sample.Wait();
-  if (!batch.ok()) return Fail(last.rows, batch.status());
-  TakeTokens(last.rows, *batch);
+  const absl::Status taken = Take(last);
+  return taken.ok() ? taken : Fail(last.rows, taken);
+}
+
+absl::Status DecodeStep::Take(Flight& flight) {
+  SPLICE_ASSIGN_OR_RETURN(const SampledBatch batch, flight.sample.Wait());
+  SPLICE_ASSIGN_OR_RETURN(const KeptMass mass, flight.mass.Wait());
+  TakeMass(flight.rows, mass);
+  TakeTokens(flight.rows, batch);
   return absl::OkStatus();
 }
 
@@ -170,6 +175,7 @@ absl::Status DecodeStep::StartSampling(Flight& flight) {
   samplers_.clear();
   for (const Row& row : flight.rows) samplers_.push_back(row.fork->finished ? nullptr : row.fork->sampler.get());
   SPLICE_ASSIGN_OR_RETURN(flight.sample, row_sampler_.Begin(executor_, samplers_));
+  SPLICE_ASSIGN_OR_RETURN(flight.mass, executor_.BeginMass());
   return absl::OkStatus();
 }
 
@@ -216,13 +222,15 @@ void DecodeStep::DescribeRows(std::span<const Row> rows) {
   samplers_.clear();
   watched_.clear();
   for (const auto& [sequence, fork, kind] : rows) {
-    decode_rows_.push_back({.token = fork->last_token,
-                            .kv = fork->kv.get(),
-                            .selector = fork->selector.get(),
-                            .compact = fork->compact.get(),
-                            .at = fork->num_positions(),
-                            .token_of = fork->in_flight > 0 ? fork->flight_row : -1,
-                            .hot = fork->hot.get()});
+    decode_rows_.push_back(
+        {.token = fork->last_token,
+         .kv = fork->kv.get(),
+         .selector = fork->selector.get(),
+         .compact = fork->compact.get(),
+         .estimates = kind == StepKind::kChosen && fork->guard != nullptr && fork->guard->estimates(),
+         .at = fork->num_positions(),
+         .token_of = fork->in_flight > 0 ? fork->flight_row : -1,
+         .hot = fork->hot.get()});
     samplers_.push_back(fork->replay.empty() ? fork->sampler.get() : nullptr);
     watched_.push_back(fork->watched.get());
   }
@@ -250,8 +258,21 @@ absl::StatusOr<std::vector<SampledToken>> DecodeStep::RunModel(std::span<const R
   }
   SPLICE_RETURN_IF_ERROR(fidelity_.AfterStep(executor_, decode_rows_));
   SPLICE_ASSIGN_OR_RETURN(auto sampled, row_sampler_.Sample(executor_, samplers_));
+  SPLICE_ASSIGN_OR_RETURN(PendingMass pending, executor_.BeginMass());
+  SPLICE_ASSIGN_OR_RETURN(const KeptMass mass, pending.Wait());
+  TakeMass(rows, mass);
   model_ended_s_ = ThreadCpuSeconds();
   return sampled;
+}
+
+// Before the step's tokens are taken: the sequences have the positions that it did not write.
+void DecodeStep::TakeMass(std::span<const Row> rows, const KeptMass& mass) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    DecodeFork& fork = *rows[i].fork;
+    if (rows[i].kind != StepKind::kChosen || fork.finished || fork.guard == nullptr || !fork.guard->estimates())
+      continue;
+    fork.guard->Take(*fork.selector->adaptive(), fork.kv->num_tokens() + 1, mass, i);
+  }
 }
 
 void DecodeStep::TakeTokens(std::span<const Row> rows, const SampledBatch& batch) {

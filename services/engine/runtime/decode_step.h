@@ -73,6 +73,7 @@ class DecodeStep {
   struct Flight {
     std::vector<Row> rows;
     PendingSample sample;
+    PendingMass mass;
   };
 
   void MakeGroups();  // decides for each row what the step attends to, if its method leaves that open
@@ -82,6 +83,9 @@ class DecodeStep {
   absl::Status RunAhead();
   absl::Status StartLayers(std::span<const Row> rows, Flight& flight);
   absl::Status StartSampling(Flight& flight);
+  // Waits for the tokens of a step, and what it estimates, and takes them.
+  absl::Status Take(Flight& flight);
+  void TakeMass(std::span<const Row> rows, const KeptMass& mass);
   void TakeTokens(std::span<const Row> rows, const SampledBatch& batch);
   absl::Status RunTogether(std::span<const Row> rows);
   void DescribeRows(std::span<const Row> rows);

@@ -40,18 +40,29 @@ class AdaptiveSelector final : public SparCasSelector {
   // Steps since one chose, for a step of `kv_len` positions; -1: none did.
   int64_t rested(int64_t kv_len) const { return last_choice_ < 0 ? -1 : kv_len - last_choice_ - 1; }
 
-  // From the next step on the head attends to everything, up to the step of `kv_len` positions.
-  void Guard(int32_t layer, int32_t kv_head, int64_t kv_len);
+  // In steps of `first` to `last` positions the head attends to everything. REQUIRES: such a step has not begun.
+  void Guard(int32_t layer, int32_t kv_head, int64_t first, int64_t last);
+  // Whether the head chose in a step of `kv_len` positions that chose, and is not guarded later.
+  bool MayGuard(int32_t layer, int32_t kv_head, int64_t kv_len) const {
+    return guarded_[Number(layer, kv_head)].last < kv_len;
+  }
   double mass_floor() const { return mass_floor_; }  // DecodeOptions::mass_floor
 
  private:
-  int64_t& guarded(int32_t layer, int32_t kv_head) { return guarded_[layer * config().num_kv_heads + kv_head]; }
+  // Positions of the steps in which a head attends to everything.
+  struct Guarded {
+    int64_t first = 0, last = 0;
+    bool in(int64_t kv_len) const { return first <= kv_len && kv_len <= last; }
+  };
+  size_t Number(int32_t layer, int32_t kv_head) const {
+    return static_cast<size_t>(layer) * static_cast<size_t>(config().num_kv_heads) + static_cast<size_t>(kv_head);
+  }
 
   const double mass_floor_;
   bool chooses_ = false;
   int64_t last_choice_ = -1;      // positions of the last step that chose
   int64_t kv_len_ = 0;            // positions of the last step
-  std::vector<int64_t> guarded_;  // [num_layers * num_kv_heads]: positions of the last step that is dense; 0: none
+  std::vector<Guarded> guarded_;  // [num_layers * num_kv_heads]; heads that never choose: beyond all positions
   uint64_t guarded_key_ = 0;      // hash of the heads that are guarded in this step; 0: none is
 };
 

@@ -33,6 +33,7 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
   for (const auto& [kv_len, max_len] : c.lengths) longest = std::max<int64_t>(longest, max_len);
   DeviceSide device(cuda, b, c.budget, longest, DerivedKeyType(c.shape.dtype));
   auto lse = cuda.Allocate(b.num_streams() * static_cast<size_t>(c.shape.group) * sizeof(float)).value();
+  auto mass = cuda.Allocate(b.num_streams() * sizeof(float)).value();
   for (int step = 0; step < c.steps; ++step) {
     for (TestSequence& s : b.sequences()) {
       s.step.selects = steps.Int(0, 5) > 0;
@@ -42,12 +43,18 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
     for (float& x : b.q()) x = ToFloat(ToBf16(steps.Normal()));
     device.Stage();
     device.FillOut(0xab);
-    ExpectOk(device.session().RunStep(
-        1, [&] { return cuda.SparseAttention(device.ctx(), device.SparseArgs(static_cast<float*>(lse->data()))); }));
+    const std::vector<float> unwritten(b.num_streams(), SparseCall::kUntouched);
+    ExpectOk(cuda.Copy(CopyKind::kUpload, mass->data(), unwritten.data(), mass->size()));
+    ExpectOk(device.session().RunStep(1, [&] {
+      SparseAttentionArgs args = device.SparseArgs(static_cast<float*>(lse->data()));
+      args.kept_mass = static_cast<float*>(mass->data());
+      return cuda.SparseAttention(device.ctx(), args);
+    }));
     SparseCall want(b, c.budget, longest);
     ExpectOk(ref::SparseAttention({}, want.args));
     const std::vector<int32_t> tokens = device.Tokens(), counts = device.Counts();
-    const std::vector<float> weights = device.Weights(), out = device.Out(), got_lse = device.Download<float>(*lse);
+    const std::vector<float> weights = device.Weights(), out = device.Out(), got_lse = device.Download<float>(*lse),
+                             got_mass = device.Download<float>(*mass);
     const float untouched = ToFloat(bf16{0xabab});
     for (size_t stream = 0; stream < b.num_streams(); ++stream) {
       const TestSequence& s = b.sequence_of(stream);
@@ -56,6 +63,7 @@ void RunCase(const Backend& cuda, const Case& c, uint64_t seed) {
                                std::to_string(s.budget) + ", recent " + std::to_string(s.recent);
       const size_t row = static_cast<size_t>(c.shape.group) * c.shape.head_dim;
       const std::span<const float> own = std::span(out).subspan(stream * row, row);
+      EXPECT_NEAR(got_mass[stream], want.kept_mass[stream], 0.03) << what;
       if (!s.step.selects) {
         for (const float x : own) ASSERT_EQ(x, untouched) << what;
         continue;
@@ -142,7 +150,7 @@ TEST_F(CudaSparseAttentionTest, KeysAsRealAttentionHasThem) {
 TEST_F(CudaSparseAttentionTest, TheBatchChangesNoBit) {
   const SelectingShape shape = SparseShape(8, 4, 128);
   const std::vector<std::pair<int32_t, int32_t>> many(9, {5000, 5010});
-  std::vector<std::vector<float>> out(2), weights(2);
+  std::vector<std::vector<float>> out(2), weights(2), kept_mass(2);
   std::vector<std::vector<int32_t>> tokens(2);
   for (int batch = 0; batch < 2; ++batch) {
     Random random(1760 + static_cast<uint64_t>(batch)), keys(1759);  // the first sequence of both is the same
@@ -157,7 +165,15 @@ TEST_F(CudaSparseAttentionTest, TheBatchChangesNoBit) {
     for (float& x : b.q()) x = ToFloat(ToBf16(queries.Normal()));
     DeviceSide device(*cuda_, b, 1024, 5010, DerivedKeyType(shape.dtype));
     device.Stage();
-    ExpectOk(cuda_->SparseAttention(device.ctx(), device.SparseArgs()));
+    auto mass = cuda_->Allocate(b.num_streams() * sizeof(float)).value();
+    SparseAttentionArgs args = device.SparseArgs();
+    ExpectOk(cuda_->SparseAttention(device.ctx(), args));
+    const std::vector<float> without = device.Out();
+    args.kept_mass = static_cast<float*>(mass->data());
+    ExpectOk(cuda_->SparseAttention(device.ctx(), args));
+    EXPECT_TRUE(BitwiseEqual(device.Out(), without)) << "to ask for the mass changes no bit";
+    kept_mass[batch] = device.Download<float>(*mass);
+    kept_mass[batch].resize(8);
     out[batch] = device.Out();
     tokens[batch] = device.Tokens();
     weights[batch] = device.Weights();
@@ -172,6 +188,8 @@ TEST_F(CudaSparseAttentionTest, TheBatchChangesNoBit) {
   EXPECT_EQ(tokens[0], tokens[1]);
   EXPECT_TRUE(BitwiseEqual(weights[0], weights[1]));
   EXPECT_TRUE(BitwiseEqual(out[0], out[1]));
+  EXPECT_TRUE(BitwiseEqual(kept_mass[0], kept_mass[1]));
+  EXPECT_LT(kept_mass[0][0], 0.9f) << "some of the attention lies elsewhere";
 }
 
 // DecodeAttention leaves alone what SparseAttention has written, by rules of the call and by staged plans.

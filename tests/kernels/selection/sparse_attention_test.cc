@@ -30,9 +30,12 @@ void ExpectOracle(SelectingBatch& b, const SparseCall& call, const std::string& 
       EXPECT_EQ(call.counts[stream], -77) << at;
       for (const float x : out) ASSERT_EQ(x, SparseCall::kUntouched) << at;
       for (const float x : lse) ASSERT_EQ(x, SparseCall::kUntouched) << at;
+      EXPECT_EQ(call.kept_mass[stream], SparseCall::kUntouched) << at;
       continue;
     }
     const std::span<const int32_t> list = call.list(stream);
+    std::vector<float> want_out, want_lse;
+    ReferenceAttention(b, stream, list, want_out, want_lse);
     if (s.step.refresh) {
       const std::span<const int32_t> dims = b.dims(stream);
       EXPECT_EQ(std::vector<int32_t>(dims.begin(), dims.end()), OracleDims(b, stream)) << at;
@@ -41,9 +44,16 @@ void ExpectOracle(SelectingBatch& b, const SparseCall& call, const std::string& 
       std::vector<int32_t> all(static_cast<size_t>(s.kv_len));
       std::iota(all.begin(), all.end(), 0);
       EXPECT_EQ(std::vector<int32_t>(list.begin(), list.end()), all) << at;
+      EXPECT_EQ(call.kept_mass[stream], 1) << at;
     } else {
       const int32_t choosable = s.kv_len - s.recent;
-      const std::vector<float> want = OracleWeights(b, stream, b.dims(stream));
+      std::vector<double> log_sums;
+      std::vector<std::vector<double>> terms;
+      const std::vector<float> want = OracleWeights(b, stream, b.dims(stream), &log_sums, &terms);
+      EXPECT_NEAR(call.kept_mass[stream],
+                  s.budget > s.recent ? OracleMass(terms, list, log_sums, want_lse) : double{SparseCall::kUntouched},
+                  1e-5)
+          << at;
       if (s.budget > s.recent) ExpectClose(call.w(stream, choosable), want, DType::kF32, at + " weights");
       std::vector<float> padded = want;  // positions that are always there
       padded.resize(static_cast<size_t>(s.kv_len), 0);
@@ -57,8 +67,6 @@ void ExpectOracle(SelectingBatch& b, const SparseCall& call, const std::string& 
       std::sort(order.begin(), order.end());
       EXPECT_TRUE(SameChoice(list, order, padded, choosable)) << at;
     }
-    std::vector<float> want_out, want_lse;
-    ReferenceAttention(b, stream, list, want_out, want_lse);
     ExpectClose(out, want_out, DType::kF32, at + " out");
     ExpectClose(lse, want_lse, LseSizes(want_lse), DType::kF32, at + " lse");
   }
@@ -108,6 +116,62 @@ TEST_P(SparseAttention, EqualsTheOracleOverStepsOfMixedBatches) {
     RunSteps(cpu::SparseAttention, t.ctx, SparseShape(2, 4, 128, DType::kE4M3), keys, ++seed);
 }
 INSTANTIATE_TEST_SUITE_P(Isa, SparseAttention, ::testing::ValuesIn(MachineIsas()), IsaParam);
+
+// What a plain loop over all keys says that a list holds of a query head's attention.
+double HeldBy(SelectingBatch& b, std::span<const int32_t> list, int32_t query_head) {
+  const SelectingShape& shape = b.shape();
+  double all = 0, held = 0;
+  for (int32_t j = 0; j < b.sequences()[0].kv_len; ++j) {
+    double score = 0;
+    for (int32_t c = 0; c < shape.head_dim; ++c) score += b.q_of(0)[query_head * shape.head_dim + c] * b.Key(0, j, c);
+    const double weight = std::exp(score * shape.attention().sm_scale);
+    all += weight;
+    if (std::binary_search(list.begin(), list.end(), j)) held += weight;
+  }
+  return held / all;
+}
+
+// One query head has all of its attention on a few tokens; the other one is given attention that no list can hold, then
+// the same but with as much on the last tokens as makes up for it. The estimate follows the worst head, as attention
+// itself has it, also where it knows a sample of the keys. One of the three fails for an estimate by the first head
+// alone, by the best head, by shares of what may be chosen without the last tokens, and for one that takes what all
+// heads leave out to be each one's.
+void SeesMassOutsideOfTheList(Op op, const KernelContext& ctx, int32_t length) {
+  constexpr int32_t kRecent = 64, kBudget = 200;
+  const SelectingShape shape = SparseShape(1, 2, 64);
+  Random random(950);
+  SelectingBatch b(random, shape, {{length, length + 1}}, PackedPageTokens(shape));
+  b.sequences()[0].budget = kBudget;
+  b.sequences()[0].recent = kRecent;
+  std::vector<float>& k = b.stream(0).k;
+  std::fill(k.begin(), k.end(), 0.0f);
+  const auto key = [&](int32_t j, int32_t c) -> float& { return k[static_cast<size_t>(j) * 64 + c]; };
+  for (int32_t j = 100; j < 120; ++j) key(j, 0) = 7;                  // the first head's tokens
+  for (int32_t j = 0; j < length - kRecent; ++j) key(j, 1) = 7;       // attention everywhere
+  for (int32_t j = length - kRecent; j < length; ++j) key(j, 2) = 7;  // the last tokens
+  b.Write();
+  const auto mass = [&](const std::array<float, 2>& everywhere_and_recent) {
+    std::fill(b.q().begin(), b.q().end(), 0.0f);
+    b.q()[0] = 12;
+    b.q()[64] = everywhere_and_recent[0] == 0 ? 12.0f : 0.0f;
+    b.q()[64 + 1] = everywhere_and_recent[0];
+    b.q()[64 + 2] = everywhere_and_recent[1];
+    SparseCall call(b, kBudget, length + 1);
+    ExpectOk(op(ctx, call.args));
+    const double held = std::min(HeldBy(b, call.list(0), 0), HeldBy(b, call.list(0), 1));
+    EXPECT_NEAR(call.kept_mass[0], held, 0.01);
+    return call.kept_mass[0];
+  };
+  EXPECT_GT(mass({0, 0}), 0.95f);
+  EXPECT_LT(mass({8, 0}), 0.15f);
+  EXPECT_GT(mass({4, 12}), 0.9f);
+}
+
+TEST(SparseAttentionRef, SeesMassOutsideOfTheList) { SeesMassOutsideOfTheList(ref::SparseAttention, {}, 5000); }
+TEST_P(SparseAttention, SeesMassOutsideOfTheList) {
+  TestContext t(GetParam());
+  for (const int32_t length : {1500, 5000}) SeesMassOutsideOfTheList(cpu::SparseAttention, t.ctx, length);
+}
 
 // A step that packs what came since the last one has the bits of a step that packs everything.
 TEST(SparseAttentionSteps, PackingAsPagesArriveEqualsPackingAtOnce) {

@@ -49,7 +49,7 @@ inline void ShapeKeys(Random& random, const SelectingShape& shape, Keys keys, Te
 // Arguments of a call on the host, and what it writes.
 struct SparseCall {
   std::vector<int32_t> tokens, counts;
-  std::vector<float> weights, out, lse;
+  std::vector<float> weights, out, lse, kept_mass;
   std::vector<SelectingSequence> views;
   SparseAttentionArgs args;
   static constexpr float kUntouched = -77;
@@ -59,7 +59,8 @@ struct SparseCall {
         counts(b.num_streams(), -77),
         weights(b.num_streams() * static_cast<size_t>(weights_stride), kUntouched),
         out(b.q().size(), kUntouched),
-        lse(b.num_streams() * static_cast<size_t>(b.shape().group), kUntouched) {
+        lse(b.num_streams() * static_cast<size_t>(b.shape().group), kUntouched),
+        kept_mass(b.num_streams(), kUntouched) {
     for (TestSequence& s : b.sequences()) views.push_back(s.view());
     args.shape = b.shape().attention();
     args.pool = b.pool().view();
@@ -71,6 +72,7 @@ struct SparseCall {
     args.lists = {tokens.data(), counts.data(), stride};
     args.weights = weights.data();
     args.weights_stride = weights_stride;
+    args.kept_mass = kept_mass.data();
   }
   SparseCall(const SparseCall&) = delete;
   std::span<const int32_t> list(size_t stream) const { return args.lists.of(static_cast<int64_t>(stream)); }
@@ -81,8 +83,11 @@ struct SparseCall {
 };
 
 // The weights by sparse_attention.h, straight from the keys: dims are the 32 of the step, and the keys of each tile are
-// rounded as if they had just been packed.
-inline std::vector<float> OracleWeights(SelectingBatch& b, size_t stream, std::span<const int32_t> dims) {
+// rounded as if they had just been packed. log_sums: ln Z_h of the group's heads, appended, or null; terms: of each of
+// them exp(s_h[j]) / Z_h, appended, or null.
+inline std::vector<float> OracleWeights(SelectingBatch& b, size_t stream, std::span<const int32_t> dims,
+                                        std::vector<double>* log_sums = nullptr,
+                                        std::vector<std::vector<double>>* terms = nullptr) {
   const SelectingShape& shape = b.shape();
   const TestSequence& s = b.sequence_of(stream);
   const int32_t choosable = s.kv_len - s.recent;
@@ -123,8 +128,34 @@ inline std::vector<float> OracleWeights(SelectingBatch& b, size_t stream, std::s
     double sum = 0;
     for (double& x : of_head) sum += x = std::exp(x * scale - max);
     for (size_t j = 0; j < total.size(); ++j) total[j] += of_head[j] / sum;
+    if (log_sums != nullptr) log_sums->push_back(max + std::log(sum));
+    if (terms != nullptr) {
+      for (double& x : of_head) x /= sum;
+      terms->push_back(of_head);
+    }
   }
   return {total.begin(), total.end()};
+}
+
+// The mass of a list by sparse_attention.h. terms, log_sums: of OracleWeights; lse: of the listed scores.
+inline double OracleMass(const std::vector<std::vector<double>>& terms, std::span<const int32_t> list,
+                         std::span<const double> log_sums, std::span<const float> lse) {
+  const size_t num = terms[0].size(), tiles = (num + 63) / 64;
+  std::vector<char> seen(num, tiles <= 32);  // positions that count
+  for (size_t i = 0; i < 32 && tiles > 32; ++i)
+    std::fill_n(seen.begin() + static_cast<int64_t>(i * tiles / 32 * 64), 64, 1);
+  const auto sampled = static_cast<double>(std::count(seen.begin(), seen.end(), 1));
+  for (const int32_t j : list) {
+    if (static_cast<size_t>(j) < num) seen[static_cast<size_t>(j)] = 0;
+  }
+  double least = 1;
+  for (size_t h = 0; h < lse.size(); ++h) {
+    double share = 0;
+    for (size_t j = 0; j < num; ++j) share += seen[j] ? terms[h][j] : 0;
+    share = std::min(1.0, share * static_cast<double>(num) / sampled);
+    least = std::min(least, 1 / (1 + share * std::exp(log_sums[h] - lse[h])));
+  }
+  return least;
 }
 
 // Σ_h |q_h| by dimension: the 32 largest, ascending.

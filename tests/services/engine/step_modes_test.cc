@@ -293,22 +293,22 @@ TEST(AdaptiveSelector, GuardedHeadsSeeEverythingForAWhile) {
   step(300);
   const uint64_t key = selector.plan_key();
   EXPECT_TRUE(selector.shares_plan());
-  selector.Guard(2, 1, 310);
-  EXPECT_EQ(selector.Select(2, 1).rule, kernels::VisibilityRule::kSelected) << "from the next step on";
+  selector.Guard(2, 1, 302, 310);
+  EXPECT_EQ(selector.Select(2, 1).rule, kernels::VisibilityRule::kSelected) << "a step that has begun";
   for (int64_t kv_len = 301; kv_len <= 312; ++kv_len) {
     step(kv_len);
-    const bool guarded = kv_len <= 310;
+    const bool guarded = kv_len >= 302 && kv_len <= 310;
     EXPECT_EQ(selector.Select(2, 1).rule, guarded ? kernels::VisibilityRule::kFull : kernels::VisibilityRule::kSelected)
         << kv_len;
     EXPECT_EQ(selector.Select(2, 0).rule, kernels::VisibilityRule::kSelected);
     EXPECT_EQ(selector.plan_key() != key, guarded) << kv_len;
     EXPECT_EQ(selector.shares_plan(), !guarded) << kv_len;
   }
-  selector.Guard(2, 0, 400);
+  selector.Guard(2, 0, 313, 400);
   step(313);
   const uint64_t other = selector.plan_key();
-  selector.Guard(2, 0, 0);
-  selector.Guard(3, 0, 400);
+  selector.Guard(2, 0, 0, 0);
+  selector.Guard(3, 0, 314, 400);
   step(314);
   EXPECT_NE(selector.plan_key(), other) << "another head";
   selector.Decide(false, 315);
