@@ -217,9 +217,8 @@ absl::Status DecodeService::DoReserve(const v1::ReserveRequest& request, Grammar
 grpc::ServerUnaryReactor* DecodeService::Commit(grpc::CallbackServerContext* context, const v1::CommitRequest* request,
                                                 v1::CommitResponse*) {
   auto* reactor = context->DefaultReactor();
-  const auto done = [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); };
-  Span span(tracer_, "decode.land", AcceptTrace(tracer_, *context), SpanKind::kServer);
-  if (const absl::Status status = DoCommit(*request, done, std::move(span)); !status.ok()) done(status);
+  CommitHere(*request, AcceptTrace(tracer_, *context),
+             [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
   return reactor;
 }
 

@@ -1,5 +1,5 @@
-// What a push costs the prompt that it belongs to, on one GPU: prompts through the model with nobody to send to, and
-// with a push of their KV to another pool of the same GPU beside them, in turns.
+// Measures what a push costs the prompt that it belongs to, on one GPU: prompts through the model with nobody to send
+// to, and with a push of their KV to another pool of the same GPU beside them, in turns.
 //
 //   pass   from the first slice to the argmax behind the last one
 //   tail   from there until the last page is written and the checksums are back: what the second token waits for
@@ -34,7 +34,7 @@ struct Flags {
   std::string kv_dtype = "auto";
   std::vector<int32_t> tokens = {2048, 32768};
   int32_t slice = 4096;
-  // Of one Send, with one fence; 0: nothing is pushed, but a fence is recorded for each layer; -1: nor that.
+  // In one Send, with one fence; 0: nothing is pushed, but a fence is recorded for each layer; -1: nor that.
   std::vector<int32_t> layers = {-1, 0, 1, 8};
   int32_t repeats = 5;
 };

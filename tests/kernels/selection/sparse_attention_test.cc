@@ -117,7 +117,7 @@ TEST_P(SparseAttention, EqualsTheOracleOverStepsOfMixedBatches) {
 }
 INSTANTIATE_TEST_SUITE_P(Isa, SparseAttention, ::testing::ValuesIn(MachineIsas()), IsaParam);
 
-// What a plain loop over all keys says that a list holds of a query head's attention.
+// The share of a query head's attention that a list holds, by a plain loop over all keys.
 double HeldBy(SelectingBatch& b, std::span<const int32_t> list, int32_t query_head) {
   const SelectingShape& shape = b.shape();
   double all = 0, held = 0;

@@ -6,6 +6,7 @@
 #include "services/base/fault_point.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/fake_device_backend.h"
+#include "tests/support/forwarding_session.h"
 #include "tests/support/seeded_random.h"
 
 namespace spl::engine {
@@ -34,31 +35,19 @@ class FailingCopies final : public test::FakeDeviceBackend {
     absl::StatusOr<const void*> Wait() override { return absl::Status(code, "a pass failed on the device"); }
     const absl::StatusCode code;
   };
-  struct FailingSession final : kernels::Session {
-    FailingSession(std::unique_ptr<kernels::Session> s, const FailingCopies& b) : inner(std::move(s)), backend(b) {
-      context_ = inner->context();
-      context_.session = this;
-    }
-    absl::Status Stage(const kernels::BatchArgs& batch) override { return inner->Stage(batch); }
-    absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override {
-      return inner->RunStep(key, step);
-    }
-    std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
-    absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
+  struct FailingSession final : test::ForwardingSession {
+    FailingSession(std::unique_ptr<kernels::Session> s, const FailingCopies& b)
+        : ForwardingSession(std::move(s)), backend(b) {}
     absl::Status Synchronize() override {
       if (const_cast<FailingCopies&>(backend).pass_fails.exchange(false))
         return absl::Status(backend.code.load(), "a pass failed on the device");
       return inner->Synchronize();
-    }
-    absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
-      return inner->ReadBack(device, bytes);
     }
     absl::StatusOr<std::unique_ptr<kernels::HostCopy>> ReadBackLater(const void* device, size_t bytes) override {
       auto& left = const_cast<FailingCopies&>(backend).copies_left;
       if (left.fetch_sub(1) <= 0) return std::make_unique<FailedCopy>(backend.code.load());
       return inner->ReadBackLater(device, bytes);
     }
-    const std::unique_ptr<kernels::Session> inner;
     const FailingCopies& backend;
   };
 };

@@ -4,6 +4,7 @@
 #include "services/engine/selection/head_classes_selector.h"
 #include "tests/services/engine/engines_fixture.h"
 #include "tests/support/fake_device_backend.h"
+#include "tests/support/forwarding_session.h"
 
 namespace spl::engine {
 namespace {
@@ -184,12 +185,9 @@ class PlanCheckingBackend final : public test::FakeDeviceBackend {
   }
 
  private:
-  struct PlanSession final : kernels::Session {
+  struct PlanSession final : test::ForwardingSession {
     PlanSession(std::unique_ptr<kernels::Session> s, const kernels::SessionOptions& o, Seen& seen)
-        : inner(std::move(s)), plan_size(static_cast<size_t>(o.num_layers) * o.num_kv_heads), seen(seen) {
-      context_ = inner->context();
-      context_.session = this;
-    }
+        : ForwardingSession(std::move(s)), plan_size(static_cast<size_t>(o.num_layers) * o.num_kv_heads), seen(seen) {}
     absl::Status Stage(const kernels::BatchArgs& batch) override {
       staged = batch.staged_plans;
       order.clear();
@@ -206,19 +204,6 @@ class PlanCheckingBackend final : public test::FakeDeviceBackend {
       const auto it = plans.find(kv_id);
       return it != plans.end() && it->second.first == plan_key;
     }
-    absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override {
-      return inner->RunStep(key, step);
-    }
-    std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
-    absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
-    absl::Status Synchronize() override { return inner->Synchronize(); }
-    absl::StatusOr<std::unique_ptr<kernels::HostCopy>> ReadBackLater(const void* device, size_t bytes) override {
-      return inner->ReadBackLater(device, bytes);
-    }
-    absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
-      return inner->ReadBack(device, bytes);
-    }
-    const std::unique_ptr<kernels::Session> inner;
     const size_t plan_size;
     Seen& seen;
     bool staged = false;

@@ -10,6 +10,7 @@
 #include "tests/services/engine/adaptive_fixture.h"
 #include "tests/support/engine_devices.h"
 #include "tests/support/fake_device_backend.h"
+#include "tests/support/forwarding_session.h"
 
 namespace spl::engine {
 namespace {
@@ -123,28 +124,18 @@ class CountingBackend final : public test::FakeDeviceBackend {
     const std::unique_ptr<kernels::HostCopy> inner;
     const CountingBackend& backend;
   };
-  struct CountingSession final : kernels::Session {
-    CountingSession(std::unique_ptr<kernels::Session> s, const CountingBackend& b) : inner(std::move(s)), backend(b) {
-      context_ = inner->context();
-      context_.session = this;
-    }
-    absl::Status Stage(const kernels::BatchArgs& batch) override { return inner->Stage(batch); }
+  struct CountingSession final : test::ForwardingSession {
+    CountingSession(std::unique_ptr<kernels::Session> s, const CountingBackend& b)
+        : ForwardingSession(std::move(s)), backend(b) {}
     absl::Status RunStep(uint64_t key, const std::function<absl::Status()>& step) override {
       ++backend.started;
       return inner->RunStep(key, step);
-    }
-    std::shared_ptr<const kernels::Fence> RecordFence() override { return inner->RecordFence(); }
-    absl::Status Zero(void* device, size_t bytes) override { return inner->Zero(device, bytes); }
-    absl::Status Synchronize() override { return inner->Synchronize(); }
-    absl::StatusOr<const void*> ReadBack(const void* device, size_t bytes) override {
-      return inner->ReadBack(device, bytes);
     }
     absl::StatusOr<std::unique_ptr<kernels::HostCopy>> ReadBackLater(const void* device, size_t bytes) override {
       auto copy = inner->ReadBackLater(device, bytes);
       if (!copy.ok()) return copy.status();
       return std::make_unique<CountingCopy>(*std::move(copy), backend);
     }
-    const std::unique_ptr<kernels::Session> inner;
     const CountingBackend& backend;
   };
 };
@@ -167,7 +158,7 @@ TEST_F(AdaptiveDecodingTest, StepsThatEstimateStartAhead) {
   for (int i = 0; i < 2 * 29; ++i) EXPECT_EQ(backend->started_at_wait[i], std::min(i / 2 + 2, 29)) << "wait " << i;
 }
 
-// What a step estimates against what the same queries attend to, head by head: the estimate is of the right heads.
+// Compares a step's estimates with what the same queries attend to, head by head: each is that of its head.
 TEST_F(AdaptiveStepsTest, EstimatesAreWhatAttentionMeasures) {
   const ModelConfig& config = model_->config();
   const int32_t group = config.num_qo_heads / config.num_kv_heads;

@@ -55,7 +55,7 @@ TEST_F(SegmentIndexTest, OrdinarySourcesGoByRecencyFrozenOnesByUse) {
   EXPECT_FALSE(Has(texts[4]));
   EXPECT_TRUE(index_.EvictFrozen());
   EXPECT_FALSE(Has(texts[3])) << "used as often as the other, and longer ago";
-  // What is new counts as if it had been used a little more than the last one dropped: it is not always the victim.
+  // A new one counts as if it had been used a little more than the last one dropped: it is not always the victim.
   EXPECT_TRUE(index_.Insert(kSpace, Source(texts[1]), true));
   EXPECT_EQ(index_.FindSegment(kSpace, texts[1], All(texts[1])).size(), 1u);
   EXPECT_TRUE(index_.EvictFrozen());
