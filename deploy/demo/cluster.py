@@ -3,6 +3,7 @@ import http.client
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,7 @@ class Program:
 
     def __init__(self, folder, name, command):
         self.name = name
+        self.killed = False
         self.output, self.log = folder / f"{name}.out", folder / f"{name}.log"
         with self.output.open("wb") as output, self.log.open("wb") as log:
             self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=log)
@@ -37,6 +39,15 @@ class Program:
         """As a machine that loses its power would: no goodbye."""
         self.process.kill()
         self.process.wait()
+        self.killed = True
+
+    def end_by_itself(self):
+        """How it ended and the end of its log, if nobody stopped it; else None."""
+        status = self.process.poll()
+        if status is None or self.killed:
+            return None
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{self.name} {how}:\n{self.log.read_text(errors='replace')[-2000:]}"
 
 
 class Cluster:
@@ -46,6 +57,7 @@ class Cluster:
         self.binaries, self.model = pathlib.Path(binaries), model
         self.programs = {}
         self.address = None  # of the router's HTTP port: "127.0.0.1:PORT"
+        self.ended = []  # programs that had ended by themselves when an error ended the context, with the ends of their logs
 
     def __enter__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="splice-demo-"))
@@ -56,7 +68,9 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, _kind=None, error=None, _trace=None):
+        if isinstance(error, (OSError, RuntimeError)):
+            self.ended = [end for end in map(Program.end_by_itself, self.programs.values()) if end]
         for program in self.programs.values():
             program.process.terminate()
         end = time.monotonic() + END_SECONDS

@@ -247,13 +247,14 @@ def main():
     paper = Paper(sys.stderr if flags.json else sys.stdout)
     began = time.monotonic()
     paper.say("Splice on this machine, with splice-tiny, a test model of 23 million parameters", "bold")
+    programs = cluster.Cluster(flags.bin, ROOT / "models" / "splice-tiny")
     try:
-        with cluster.Cluster(flags.bin, ROOT / "models" / "splice-tiny") as running:
+        with programs as running:
             result, mistakes = run(paper, running, began, Story(flags.seed))
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:
-        sys.exit(f"the demo stopped: {error}")
+        sys.exit("\n".join([f"the demo stopped: {error}", *programs.ended]))
     if flags.json:
         print(json.dumps(result, indent=1))
     for mistake in mistakes:

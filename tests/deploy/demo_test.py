@@ -59,6 +59,20 @@ class Demo(unittest.TestCase):
             self.assertEqual(process.returncode, 128 + number)
             self.assert_nothing_left(process)
 
+    def test_says_how_a_program_ended(self):
+        process = self.start()
+        while not process.stdout.readline().startswith("1 new"):
+            self.assertIsNone(process.poll())
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        prefill, = [pid for pid in children if b"splice-prefill" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(prefill), signal.SIGABRT)
+        _, log = process.communicate()
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("prefill-0 was ended by SIGABRT:", log)
+        self.assertIn("prefill.ready", log)
+        self.assertNotIn("store ended", log)
+        self.assert_nothing_left(process)
+
     def test_says_which_program_is_missing(self):
         done = subprocess.run([*COMMAND[:1], "--bin", self.folder.name], env=self.environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)

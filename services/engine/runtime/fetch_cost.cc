@@ -61,7 +61,7 @@ int32_t RowsWhileFetching(double seconds, double rows_per_s, int32_t most) {
   if (seconds <= 0) return most;
   constexpr int32_t kPage = kernels::kPageTokens;
   const double rows = std::min(seconds * rows_per_s, static_cast<double>(most));
-  return std::max(kPage, static_cast<int32_t>(rows) / kPage * kPage);
+  return std::min(most, std::max(kPage, static_cast<int32_t>(rows) / kPage * kPage));
 }
 
 }  // namespace spl::engine

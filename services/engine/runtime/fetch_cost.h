@@ -47,7 +47,8 @@ bool IsOnSchedule(const FetchTimes& times, double waited_s, double saved_s);
 // The same for copies of segments, which the prompt needs before it begins: never longer than computing takes. All that
 // exceeds kHeldShare is in proportion to found_share: an answer that there is nothing takes its time, too.
 double HoldForCopies(const FetchTimes& times);
-// Rows that a prompt computes while it expects more to arrive within `seconds`: a larger pass would end after that.
+// Rows, at most `most`, that a prompt computes while it expects more to arrive within `seconds`: a larger pass would
+// end after that.
 int32_t RowsWhileFetching(double seconds, double rows_per_s, int32_t most);
 
 }  // namespace spl::engine

@@ -62,6 +62,7 @@ bool IncomingPrefix::Land(size_t index, const chunk::ChunkHeader& header) {
 }
 
 int64_t IncomingPrefix::Take(int64_t from, int64_t rows) {
+  SPLICE_CHECK(rows > 0, "a prompt without rows has not met what lands");
   std::lock_guard lock(mutex_);
   int64_t end = from + rows;
   if (landed_begin_ < landed_end_ && from <= int64_t{landed_begin_} * kPage)

@@ -43,6 +43,7 @@ class IncomingPrefix {
 
   // --- the thread that computes ---
   // Takes positions [from, from + rows) to compute them, or as many of them as have not landed, and returns their end.
+  // `from` where all of the rest has landed. REQUIRES: rows > 0.
   int64_t Take(int64_t from, int64_t rows);
   // The positions that have landed by now, in whole chunks, and will not be taken: their pages are final.
   PositionRange Landed() const;

@@ -164,6 +164,7 @@ PrefillPasses::Pass PrefillPasses::Choose(std::vector<Ended>& ended) {
     }
     if (!pass.jobs.empty() && (job->run->alone() || job->run->layers() != pass.layers)) continue;
     if (pass.jobs.empty()) room = RowsOfNext(job->run->exact() && !job->run->alone() && IsPlain(job->run->layers()));
+    if (room <= 0) continue;  // begun, for what is cached is announced; its rows come with a later pass
     const PrefillSlice slice = job->NextSlice(job->overlaps() ? RowsBesideFetch(*job, room) : room);
     if (slice.tokens.empty()) continue;
     pass.layers = job->run->layers();

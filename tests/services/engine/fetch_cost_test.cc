@@ -253,6 +253,7 @@ TEST(FetchCostTest, PassesBesideAFetchEndWithIt) {
   EXPECT_EQ(RowsWhileFetching(0.2, 1000, 512), 192);
   EXPECT_EQ(RowsWhileFetching(0.001, 1000, 512), 64);
   EXPECT_EQ(RowsWhileFetching(9, 1000, 512), 512);
+  EXPECT_EQ(RowsWhileFetching(0.001, 1000, 10), 10);  // what others have left of a pass
 }
 
 }  // namespace

@@ -110,6 +110,26 @@ TEST_F(FetchOrComputeTest, ComputingAndFetchingMeet) {
   EXPECT_EQ(store_->size(), 7u);
 }
 
+// A pass that others have filled has no rows for a prompt whose chunks arrive: that is not where the two meet.
+TEST_F(FetchOrComputeTest, AFullPassIsNoMeeting) {
+  const std::vector<int32_t> prompt = RandomPrompt(random_, 500), other = RandomPrompt(random_, 300);
+  options_.slice_tokens = 64;
+  StartWithStored({&prompt, 1});
+  store_->BlockGetsOf(KeyOf(prompt, 3));  // 6, 5 and 4 come
+  HoldPasses();
+  auto outcome = Submit(prompt, Greedy(6), std::make_shared<std::atomic<bool>>(false), SteadyTime::max(),
+                        [](PrefillRequest& request) { request.background = true; });
+  ASSERT_TRUE(store_->WaitForBlockedGet());
+  auto first = Submit(other, Greedy(6));  // fills every pass until it is done
+  Fire();
+  ASSERT_TRUE(first->Wait() && first->status.ok()) << first->status;
+  ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
+  EXPECT_EQ(first->tokens, Expected(other, Greedy(6)));
+  EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
+  EXPECT_EQ(outcome->stats.stored_tokens, 3 * 64);
+  store_->BlockGetsOf(std::nullopt);
+}
+
 // Announced pages are those of a plain prefill, each once for every layer, and those that have arrived first.
 TEST_F(FetchOrComputeTest, PagesThatHaveArrivedAreAnnouncedBeforeTheTwoMeet) {
   const std::vector<int32_t> prompt = RandomPrompt(random_, 500);
