@@ -1,6 +1,6 @@
-// Random combinations of every option of the API against a whole cluster with small pools: every prefill and decode
-// method, sessions, several answers, aborts. Whatever they are, they are answered or refused as the request's fault; no
-// program ends, no page is lost, and the answers of others stay what they are.
+// Random combinations of every option of the API against a whole cluster with small pools, and against `splice serve`:
+// every prefill and decode method, sessions, several answers, aborts. Whatever they are, they are answered or refused
+// as the request's fault; no program ends, no page is lost, and the answers of others stay what they are.
 //
 // The options are those of the message that carries them, so that a new one is tried without a change here.
 // SPLICE_COMBINATION_SECONDS asks for longer than the default (./dev fuzz), SPLICE_TEST_SEED for the same ones again.
@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -139,35 +140,37 @@ json BodyOf(Dice& dice) {
   return body;
 }
 
-double PagesUsed(const Process& worker) {
-  return MetricValue(HttpGet(worker.ready("metrics"), "/metrics").body, "splice_kv_pages_used");
+double PagesUsed(const std::string& metrics_address) {
+  return MetricValue(HttpGet(metrics_address, "/metrics").body, "splice_kv_pages_used");
 }
 
-TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
-  const uint32_t seed = SeededRandom("option combinations")();
-  // Pools of a few thousand tokens: several answers of some requests do not fit beside each other.
-  // With every other seed decode workers also compute prompts, in the same pool.
-  const std::string local_tokens = seed % 2 == 0 ? "1024" : "0";
-  std::printf("--local-prefill-tokens %s\n", local_tokens.c_str());
-  const auto cluster =
-      ProcessCluster::Start({.model_dir = kTinyModel,
-                             .num_decode = 2,
-                             .prefill_flags = {"--kv-bytes", "96MiB"},
-                             .decode_flags = {"--kv-bytes", "40MiB", "--local-prefill-tokens", local_tokens},
-                             .router_flags = {}});
-  ASSERT_NE(cluster, nullptr);
-  ASSERT_TRUE(cluster->WaitReady());
-  const json reference = {{"prompt", Document(0)},
-                          {"max_tokens", 24},
-                          {"temperature", 0},
-                          {"splice", {{"reuse", "exact"}, {"decode", "dense"}, {"namespace", "reference"}}}};
-  const auto ask_reference = [&] {
-    const HttpReply reply = HttpPost(cluster->http(), "/v1/completions", reference.dump());
+// One prompt whose answer must stay what it was at first.
+class Reference {
+ public:
+  explicit Reference(std::string http) : http_(std::move(http)), want_(Ask()) {}
+  // What the answer is now, if that is something else.
+  std::optional<std::string> Change() const {
+    const std::string got = Ask();
+    return got == want_ ? std::nullopt : std::optional(got);
+  }
+
+ private:
+  std::string Ask() const {
+    const json body = {{"prompt", Document(0)},
+                       {"max_tokens", 24},
+                       {"temperature", 0},
+                       {"splice", {{"reuse", "exact"}, {"decode", "dense"}, {"namespace", "reference"}}}};
+    const HttpReply reply = HttpPost(http_, "/v1/completions", body.dump());
     if (reply.status != 200) return std::to_string(reply.status) + " " + reply.body;
     return json::parse(reply.body)["choices"][0]["text"].get<std::string>();
-  };
-  const std::string want = ask_reference();
+  }
 
+  const std::string http_, want_;
+};
+
+// Random requests from several clients at a time; some leave early.
+void Storm(uint32_t seed, const std::string& http) {
+  const Reference reference(http);
   std::mutex mutex;  // guards all up to the next blank line
   std::map<int, int> statuses;
   std::map<std::string, std::string> wrong;  // what was said of the first request that it was said of
@@ -177,21 +180,21 @@ TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
     Dice dice(seed + static_cast<uint32_t>(number));
     while (Clock::now() < end) {
       if (number == 0 && dice.Chance(.2)) {
-        const std::string got = ask_reference();
-        if (got == want) continue;
+        const std::optional<std::string> change = reference.Change();
+        if (!change.has_value()) continue;
         std::lock_guard lock(mutex);
-        wrong.try_emplace("the reference answer changed", got);
+        wrong.try_emplace("the reference answer changed", *change);
         continue;
       }
       const json body = BodyOf(dice);
       if (dice.Chance(.1)) {
-        spl::testing::HttpTestClient gone(cluster->http());
+        spl::testing::HttpTestClient gone(http);
         gone.SendRequest("POST", "/v1/completions", body.dump(), {"Content-Type: application/json"});
         if (body.contains("stream") && gone.ReadHead().status == 200 && dice.Chance(.5)) (void)gone.NextEvent();
         gone.Abort();
         continue;
       }
-      const HttpReply reply = HttpPost(cluster->http(), "/v1/completions", body.dump());
+      const HttpReply reply = HttpPost(http, "/v1/completions", body.dump());
       const bool broken = reply.status == 200 && reply.body.find("\"error\"") != std::string::npos;
       std::lock_guard lock(mutex);
       ++statuses[reply.status];
@@ -206,9 +209,33 @@ TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
   for (const auto& [status, count] : statuses) std::printf("%d: %d answers\n", status, count);
   for (const auto& [what, request] : wrong) ADD_FAILURE() << what << "\n" << request;
   EXPECT_GT(statuses[200], 0);
-  EXPECT_EQ(ask_reference(), want);
-  for (const auto& worker : cluster->decode)
-    EXPECT_TRUE(Eventually([&] { return PagesUsed(*worker) == 0; })) << PagesUsed(*worker);
+  EXPECT_EQ(reference.Change(), std::nullopt);
+}
+
+// Pools of a few thousand tokens, so that several answers of some requests do not fit beside each other. Passes that
+// are soon full, fetching as by default, and every other approximated prompt runs once more, exactly, beside the next
+// ones.
+const std::vector<std::string> kPrefillFlags = {"--slice-tokens", "256", "--fidelity-share", "0.5"};
+
+TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
+  const uint32_t seed = SeededRandom("option combinations")();
+  // With every other seed decode workers also compute prompts, in the same pool.
+  const std::string local_tokens = seed % 2 == 0 ? "1024" : "0";
+  std::printf("--local-prefill-tokens %s\n", local_tokens.c_str());
+  ClusterConfig config = {.model_dir = kTinyModel,
+                          .num_decode = 2,
+                          .prefill_flags = kPrefillFlags,
+                          .decode_flags = {"--kv-bytes", "40MiB", "--local-prefill-tokens", local_tokens},
+                          .router_flags = {}};
+  config.prefill_flags.insert(config.prefill_flags.end(), {"--kv-bytes", "96MiB", "--fetch", "cost"});
+  const auto cluster = ProcessCluster::Start(config);
+  ASSERT_NE(cluster, nullptr);
+  ASSERT_TRUE(cluster->WaitReady());
+  Storm(seed, cluster->http());
+  for (const auto& worker : cluster->decode) {
+    const std::string& metrics = worker->ready("metrics");
+    EXPECT_TRUE(Eventually([&] { return PagesUsed(metrics) == 0; })) << PagesUsed(metrics);
+  }
   cluster->router->Signal(SIGTERM);
   EXPECT_EQ(cluster->router->WaitForExit(), 0);
   for (auto* const workers : {&cluster->prefill, &cluster->decode}) {
@@ -217,6 +244,20 @@ TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
       EXPECT_EQ(worker->WaitForExit(), 0) << worker->Stderr();
     }
   }
+}
+
+// Both engines in one process, with one pool.
+TEST(OptionCombinations, HarmNobodyInOneProcess) {
+  const uint32_t seed = SeededRandom("option combinations in one process")();
+  std::vector<std::string> argv = {BinDir() + "/splice", "serve",  "--model",     kTinyModel,  "--http",
+                                   "127.0.0.1:0",        "--grpc", "127.0.0.1:0", "--backend", "cpu",
+                                   "--kv-bytes",         "96MiB"};
+  argv.insert(argv.end(), kPrefillFlags.begin(), kPrefillFlags.end());
+  const auto serve = Process::StartAndWaitReady(argv);
+  ASSERT_NE(serve, nullptr);
+  Storm(seed, serve->ready("http"));
+  serve->Signal(SIGTERM);
+  EXPECT_EQ(serve->WaitForExit(), 0) << serve->Stderr();
 }
 
 }  // namespace
