@@ -182,7 +182,10 @@ class RecoveryPolicy {
   // Share of the copies' tokens that is kept, as far as it is known before the first stage.
   virtual double PredictedKept(const ReuseLayout& /*layout*/) const { return 1; }
 
-  // Share of the work on a copied token that its copy saves, at least: whether fetching it pays. Asked at any time.
+  // From here to FirstQuantizedLayer, SetSummaries apart: asked by the thread that fetches, too, at any time. The
+  // answers depend on the options alone.
+  //
+  // Share of the work on a copied token that its copy saves, at least: whether fetching it pays.
   virtual double SavedByCopy() const { return 1; }
   // The most segments that a prompt may mark.
   virtual int32_t max_segments() const { return INT32_MAX; }

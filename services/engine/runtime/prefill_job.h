@@ -33,7 +33,7 @@ struct PrefillJob {
   std::optional<PublishRequest> publish;  // set for a Publish call: `request` has its tokens and segments
   std::vector<chunk::ChunkKey> keys;      // full chunks that may be reused or published
   std::vector<std::vector<chunk::ChunkKey>> segment_keys;  // for request.segments, if the store is asked for them
-  std::unique_ptr<RecoveryPolicy> policy;
+  std::shared_ptr<RecoveryPolicy> policy;                  // another one once there is a choice (ChooseMethodOf)
   std::shared_ptr<PromptFetch> fetch;  // null: the store is not asked; shared with a thread that fetches
   FetchedSegments fetched;             // what came in time; indices are those of request.segments
   std::shared_ptr<SequenceKv> kv;

@@ -20,9 +20,14 @@ namespace spl::engine {
 // the fetch is handed over.
 class PromptFetch {
  public:
-  PromptFetch(const Model& model, std::shared_ptr<SequenceKv> kv, size_t first_chunk)
-      : prefix(model, std::move(kv), static_cast<int32_t>(first_chunk)), first_chunk(first_chunk) {}
+  PromptFetch(const Model& model, std::shared_ptr<const RecoveryPolicy> policy, std::shared_ptr<SequenceKv> kv,
+              size_t first_chunk)
+      : policy(std::move(policy)),
+        prefix(model, std::move(kv), static_cast<int32_t>(first_chunk)),
+        first_chunk(first_chunk) {}
 
+  // Decides what of a segment is fetched. The prompt may have another one by the time it begins, and the fetch goes on.
+  const std::shared_ptr<const RecoveryPolicy> policy;
   IncomingPrefix prefix;
   const size_t first_chunk;  // earlier ones are in the prompt's pages
   std::vector<WantedSegment> wanted;

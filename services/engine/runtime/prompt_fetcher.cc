@@ -54,7 +54,8 @@ void PromptFetcher::Start() {
 
 bool PromptFetcher::Take(const std::shared_ptr<PrefillJob>& job, size_t num_here) {
   if (store_ == nullptr || job->publish) return false;
-  auto fetch = std::make_shared<PromptFetch>(*model_, job->kv, std::min(num_here, job->reusable_keys().size()));
+  auto fetch =
+      std::make_shared<PromptFetch>(*model_, job->policy, job->kv, std::min(num_here, job->reusable_keys().size()));
   fetch->wanted = WantedSegments(*job);
   const size_t num_chunks = job->reusable_keys().size() - fetch->first_chunk;
   if (num_chunks == 0 && fetch->wanted.empty()) return false;
@@ -208,7 +209,7 @@ void PromptFetcher::Read(const PrefillJob& job, PromptFetch& fetch, size_t num_c
     num_read = read.value_or(0);
   }
   const std::vector<WantedSegment> wanted = WantedBehind(job, fetch, num_read);
-  segments_.Fetch(wanted, *job.policy, deadline, stop, [&](FetchedSegments&& segments) {
+  segments_.Fetch(wanted, *fetch.policy, deadline, stop, [&](FetchedSegments&& segments) {
     link_.NoteFound(segments.asked_tokens, segments.num_tokens);
     fetch.Deliver(std::move(segments));
   });
@@ -247,7 +248,7 @@ FetchTimes PromptFetcher::TimesOf(const PrefillJob& job, const PromptFetch& fetc
   double copied_s = 0;
   for (const WantedSegment& wanted : WantedBehind(job, fetch, num_chunks)) {
     const PositionRange& range = job.request.segments[wanted.index].range;
-    copied_s += job.policy->SavedByCopy() * meter_.RecomputeSeconds(range.begin, range.size());
+    copied_s += fetch.policy->SavedByCopy() * meter_.RecomputeSeconds(range.begin, range.size());
   }
   const double stored_s = times.compute_s + link_.estimate().found_share * copied_s;
   times.compute_s += copied_s;
@@ -259,7 +260,7 @@ FetchTimes PromptFetcher::TimesOf(const PrefillJob& job, const PromptFetch& fetc
 int64_t PromptFetcher::BytesOf(const PrefillJob& job, const PromptFetch& fetch, size_t num_chunks) const {
   auto bytes = static_cast<int64_t>(num_chunks * ChunkPayloadBytes(*model_));
   for (const WantedSegment& wanted : WantedBehind(job, fetch, num_chunks))
-    bytes += segments_.ExpectedBytes(wanted, *job.policy);
+    bytes += segments_.ExpectedBytes(wanted, *fetch.policy);
   return bytes;
 }
 

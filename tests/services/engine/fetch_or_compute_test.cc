@@ -1,34 +1,15 @@
 // Prompts that fetch by cost (PrefillEngineOptions::fetch_by_cost): what they do with a store that is fast, slow, or
 // stuck. Events decide the order, not time.
 #include "services/base/fault_point.h"
-#include "tests/services/engine/engines_fixture.h"
+#include "tests/services/engine/stored_prompts_fixture.h"
 
 namespace spl::engine {
 namespace {
 
 constexpr char kStep[] = "engine.prefill.step";
 
-class FetchOrComputeTest : public EnginesTest {
+class FetchOrComputeTest : public StoredPromptsTest {
  protected:
-  // A worker that has seen nothing, and a store with these prompts.
-  void StartWithStored(std::span<const std::vector<int32_t>> prompts) {
-    options_.store = store_;
-    options_.canonical_prefill = false;
-    options_.fetch_by_cost = false;
-    Start(8192, 8192, options_);
-    size_t num_chunks = 0;
-    for (const auto& prompt : prompts) {
-      auto cold = Submit(prompt, Greedy(6));
-      ASSERT_TRUE(cold->Wait() && cold->status.ok()) << cold->status;
-      num_chunks += prompt.size() / 64;
-      ASSERT_TRUE(store_->WaitForSize(num_chunks));
-    }
-    options_.fetch_by_cost = true;
-    Start(8192, 8192, options_);
-  }
-  chunk::ChunkKey KeyOf(std::span<const int32_t> prompt, size_t chunk) const {
-    return chunk::MakePrefixKeys(model_->kv_fingerprint(), {}, prompt)[chunk];
-  }
   // The next pass waits for Fire.
   void HoldPasses() { ASSERT_TRUE(ArmFault(kStep, *ParseFaultAction("delay_until(go)")).ok()); }
   void Fire() {
@@ -37,9 +18,6 @@ class FetchOrComputeTest : public EnginesTest {
   }
 
   ScopedFaults faults_;
-  std::shared_ptr<FakeStore> store_ = std::make_shared<FakeStore>();
-  PrefillEngineOptions options_;
-  std::mt19937 random_{23};
 };
 
 // Every chunk is written by the fetch or by the prompt, never by both, also when its bytes are under way.
@@ -265,6 +243,29 @@ TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   EXPECT_EQ(ask()->stats.aligned_tokens, 256);
 }
 
+// `auto` becomes exact when nothing has come in time. The fetch goes on by the method that it was begun for.
+TEST_F(FetchOrComputeTest, AFetchOutlivesTheMethodThatItWasBegunFor) {
+  const chunk::Digest docs{7};
+  const auto document = RandomPrompt(random_, 256), question = RandomPrompt(random_, 9);
+  options_.store = store_;
+  options_.canonical_prefill = false;
+  Start(8192, 8192, options_);
+  (void)Ask(Concatenate({document, question}), [&](PrefillRequest& r) { r.segments = {{{0, 256}, docs}}; });
+  ASSERT_TRUE(store_->WaitForSize(4 + 4));
+  options_.fetch_by_cost = true;
+  Start(8192, 8192, options_);
+  store_->BlockGetsOf(SegmentIndex(model_->kv_fingerprint()).KeysOf(docs, document)[0]);
+  const auto late = Ask(Concatenate({RandomPrompt(random_, 64), document, question}), [&](PrefillRequest& r) {
+    r.segments = {{{64, 320}, docs}};
+    r.reuse.policy = "auto";
+    r.publish = false;
+  });
+  EXPECT_EQ(late->stats.policy, "exact");
+  EXPECT_EQ(late->stats.choice.why, ChoiceReason::kNothingToCopy);
+  store_->BlockGetsOf(std::nullopt);
+  EXPECT_TRUE(test::Eventually([&] { return prefill_->segment_stats().num_sources > 0; }));
+}
+
 // The link stays unmeasured, for nothing ever comes over it; what is known is that nothing comes.
 TEST_F(FetchOrComputeTest, AStoreWithoutTheDocumentsIsKnownForIt) {
   const chunk::Digest docs{7};
@@ -314,85 +315,6 @@ TEST_F(FetchOrComputeTest, SegmentsInAStoredStartAreNotFetchedOnceMore) {
   ASSERT_TRUE(outcome->Wait() && outcome->status.ok()) << outcome->status;
   EXPECT_EQ(outcome->tokens, Expected(prompt, Greedy(6)));
   EXPECT_EQ(store_->num_gets(), gets + 5);
-}
-
-// While a prompt is held for its chunks, which never come, another one ends and has chunks to publish.
-class IdlePublishingTest : public FetchOrComputeTest {
- protected:
-  void HoldAPrompt() {
-    held_prompt_ = RandomPrompt(random_, 300);
-    StartWithStored({&held_prompt_, 1});
-    options_.fetch_by_cost = false;
-    Start(8192, 8192, options_);
-    store_->BlockGetsOf(KeyOf(held_prompt_, 0));
-    held_ = Submit(held_prompt_, Greedy(2));
-    ASSERT_TRUE(store_->WaitForBlockedGet());
-  }
-  void Run(size_t length) {
-    auto other = Submit(RandomPrompt(random_, length), Greedy(2));
-    ASSERT_TRUE(other->Wait() && other->status.ok()) << other->status;
-  }
-  void LetGo() {
-    store_->BlockGetsOf(std::nullopt);
-    ASSERT_TRUE(held_->Wait());
-  }
-  std::vector<int32_t> held_prompt_;
-  std::shared_ptr<Outcome> held_;
-};
-
-TEST_F(IdlePublishingTest, WaitsUntilNoPromptIsThere) {
-  options_.publish_delay_max = 600s;
-  HoldAPrompt();
-  Run(300);
-  EXPECT_FALSE(store_->WaitForSize(5, 300ms));
-  LetGo();
-  EXPECT_TRUE(store_->WaitForSize(4 + 4));
-}
-
-TEST_F(IdlePublishingTest, ButNotForEver) {
-  options_.publish_delay_max = 1ms;
-  HoldAPrompt();
-  Run(300);
-  EXPECT_TRUE(store_->WaitForSize(4 + 4));
-  LetGo();
-}
-
-// A prompt of many documents: each of them is offered by itself.
-TEST_F(IdlePublishingTest, AllDocumentsOfAPromptWait) {
-  options_.publish_delay_max = 600s;
-  options_.publish_share = 1;
-  HoldAPrompt();
-  const auto prompt = RandomPrompt(random_, 40 * 65);
-  (void)Ask(prompt, [&](PrefillRequest& r) {
-    for (int32_t i = 0; i < 40; ++i) r.segments.push_back({{i * 65, i * 65 + 65}, chunk::Digest{7}});
-  });
-  LetGo();
-  EXPECT_TRUE(store_->WaitForSize(4 + 40 + 80)) << store_->size();
-}
-
-// Runs that wait hold pages, and prompts need some.
-TEST_F(IdlePublishingTest, NorWhileItHoldsTooManyPages) {
-  options_.publish_delay_max = 600s;
-  options_.publish_share = 40 * 64.0 / 8192;
-  HoldAPrompt();
-  for (int i = 0; i < 9; ++i) Run(300);  // 36 chunks wait
-  EXPECT_FALSE(store_->WaitForSize(5, 100ms));
-  Run(300);
-  Run(300);  // is not taken
-  EXPECT_TRUE(store_->WaitForSize(4 + 4));
-  LetGo();
-}
-
-TEST_F(IdlePublishingTest, NorWhileTooMuchWaits) {
-  options_.publish_delay_max = 600s;
-  options_.max_publish_queued = 1;
-  HoldAPrompt();
-  Run(300);  // the publisher has it, and waits
-  ASSERT_TRUE(test::Eventually([&] {
-    Run(300);  // fills the queue, sooner or later
-    return store_->size() >= 4 + 4;
-  }));
-  LetGo();
 }
 
 }  // namespace
