@@ -19,6 +19,7 @@
 #include <random>
 #include <thread>
 
+#include "services/base/fault_point.h"
 #include "services/engine/engine.h"
 #include "services/methods/methods.h"
 #include "services/wire/request_options.h"
@@ -213,9 +214,9 @@ void Storm(uint32_t seed, const std::string& http) {
 }
 
 // Pools of a few thousand tokens, so that several answers of some requests do not fit beside each other. Passes that
-// are soon full, fetching as by default, and every other approximated prompt runs once more, exactly, beside the next
-// ones.
-const std::vector<std::string> kPrefillFlags = {"--slice-tokens", "256", "--fidelity-share", "0.5"};
+// are soon full, and every other approximated prompt runs once more, exactly, beside the next ones.
+const std::vector<std::string> kPrefillFlags = {"--kv-bytes",       "96MiB", "--slice-tokens", "256",
+                                                "--fidelity-share", "0.5"};
 
 TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
   const uint32_t seed = SeededRandom("option combinations")();
@@ -227,7 +228,11 @@ TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
                           .prefill_flags = kPrefillFlags,
                           .decode_flags = {"--kv-bytes", "40MiB", "--local-prefill-tokens", local_tokens},
                           .router_flags = {}};
-  config.prefill_flags.insert(config.prefill_flags.end(), {"--kv-bytes", "96MiB", "--fetch", "cost"});
+  config.prefill_flags.insert(config.prefill_flags.end(), {"--fetch", "cost"});  // the default
+  // With every other two seeds prompts have begun before their fetch does.
+  const bool late = seed / 2 % 2 == 0;
+  if (late) config.prefill_flags.insert(config.prefill_flags.end(), {"--fault", "engine.prefill.fetch=delay(200)"});
+  std::printf("fetches begin %s\n", late ? "late" : "at once");
   const auto cluster = ProcessCluster::Start(config);
   ASSERT_NE(cluster, nullptr);
   ASSERT_TRUE(cluster->WaitReady());
@@ -249,10 +254,9 @@ TEST(OptionCombinations, AreAnsweredOrRefusedAndHarmNobody) {
 // Both engines in one process, with one pool.
 TEST(OptionCombinations, HarmNobodyInOneProcess) {
   const uint32_t seed = SeededRandom("option combinations in one process")();
-  std::vector<std::string> argv = {BinDir() + "/splice", "serve",  "--model",     kTinyModel,  "--http",
-                                   "127.0.0.1:0",        "--grpc", "127.0.0.1:0", "--backend", "cpu",
-                                   "--kv-bytes",         "96MiB"};
-  argv.insert(argv.end(), kPrefillFlags.begin(), kPrefillFlags.end());
+  std::vector<std::string> argv = kPrefillFlags;
+  argv.insert(argv.begin(), {BinDir() + "/splice", "serve", "--model", kTinyModel, "--backend", "cpu", "--http",
+                             "127.0.0.1:0", "--grpc", "127.0.0.1:0"});
   const auto serve = Process::StartAndWaitReady(argv);
   ASSERT_NE(serve, nullptr);
   Storm(seed, serve->ready("http"));
@@ -262,3 +266,9 @@ TEST(OptionCombinations, HarmNobodyInOneProcess) {
 
 }  // namespace
 }  // namespace spl::test
+
+int main(int argc, char** argv) {
+  setenv(spl::kEnableFaultsVariable, "1", 1);  // of the programs that it starts
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -25,7 +25,7 @@ struct LocalKv;  // local_kv.h
 // recomputed anyway.
 inline constexpr int32_t kSegmentTokensMin = 32;
 
-// Owned by one thread at a time: the engine's, or the one that fetches for it.
+// The engine's thread owns it. One that fetches for it reads what no longer changes: text, keys, deadline, PromptFetch.
 struct PrefillJob {
   using Clock = std::chrono::steady_clock;
 
