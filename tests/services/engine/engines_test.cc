@@ -65,6 +65,7 @@ TEST_F(EnginesTest, AnotherNamespaceNeverHits) {
   std::mt19937 random(2);
   const std::vector<int32_t> prompt = RandomPrompt(random, 200);
   ASSERT_TRUE(Submit(prompt, Greedy(1))->Wait());
+  prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s);  // the answer does not wait for what is kept
   const auto keys = [&](uint8_t salt) {
     chunk::Digest key{};
     key[0] = salt;
@@ -689,13 +690,15 @@ TEST_F(EnginesTest, FrozenSegmentsOutlastOrdinaryOnesAndComeBackFromTheStore) {
   const auto book = RandomPrompt(random, 256), plain = RandomPrompt(random, 256);
   const auto ask = [&](const std::vector<int32_t>& text, bool frozen, std::vector<int32_t> lead) {
     const auto begin = static_cast<int32_t>(lead.size()), end = begin + static_cast<int32_t>(text.size());
-    return Ask(
+    const auto outcome = Ask(
         Concatenate({lead, text, RandomPrompt(random, 5)}),
         [&](PrefillRequest& r) {
           r.segments = {{{begin, end}, kDocs, frozen}};
           r.reuse.policy = "naive";
         },
         2);
+    prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s);
+    return outcome;
   };
   const auto pass_through = [&] {
     for (int i = 0; i < 8; ++i) (void)ask(RandomPrompt(random, 300), false, {});
