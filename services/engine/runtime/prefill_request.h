@@ -94,8 +94,8 @@ struct PrefillRequest {
   // Callbacks; they must not block. They run on the engine thread, or on a thread of its executor while the engine
   // waits for it. on_layer runs once for each page of each layer, as soon as the page is final: for cached pages before
   // anything is computed, for copies that will not be computed afresh as soon as that is known, for the rest with its
-  // slice. So pages of a layer may come in any order. on_done runs exactly once and last, also after an error. What
-  // later prompts may reuse is in the indexes a moment after it, and before the next prompt begins.
+  // slice. So pages of a layer may come in any order. on_done runs exactly once and last, also after an error. The
+  // indexes have the prompt's KV a moment after it, and before the next prompt begins.
   std::function<void(const LayerReady&)> on_layer;
   // A pass may call on_layer for so many layers together, behind the fence of the last one: a fence holds the device up
   // for some 10 us.
