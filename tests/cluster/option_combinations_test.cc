@@ -149,7 +149,7 @@ double PagesUsed(const std::string& metrics_address) {
 class Reference {
  public:
   explicit Reference(std::string http) : http_(std::move(http)), want_(Ask()) {}
-  // What the answer is now, if that is something else.
+  // The answer now, if it is another one.
   std::optional<std::string> Change() const {
     const std::string got = Ask();
     return got == want_ ? std::nullopt : std::optional(got);

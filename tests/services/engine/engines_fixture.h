@@ -190,6 +190,9 @@ class EnginesTest : public testing::Test {
     return outcome;
   }
 
+  // Until the indexes have what ended prompts leave behind: answers do not wait for that.
+  void WaitUntilKept() { prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s); }
+
   static Tokens Expected(const std::vector<int32_t>& prompt, const SamplingParams& sampling) {
     auto generator = LocalGenerator::Create(model_, {.executor = {.max_rows = 512}, .max_tokens = 4096});
     EXPECT_TRUE(generator.ok()) << generator.status();

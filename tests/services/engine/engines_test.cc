@@ -65,7 +65,7 @@ TEST_F(EnginesTest, AnotherNamespaceNeverHits) {
   std::mt19937 random(2);
   const std::vector<int32_t> prompt = RandomPrompt(random, 200);
   ASSERT_TRUE(Submit(prompt, Greedy(1))->Wait());
-  prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s);  // the answer does not wait for what is kept
+  WaitUntilKept();
   const auto keys = [&](uint8_t salt) {
     chunk::Digest key{};
     key[0] = salt;
@@ -697,7 +697,7 @@ TEST_F(EnginesTest, FrozenSegmentsOutlastOrdinaryOnesAndComeBackFromTheStore) {
           r.reuse.policy = "naive";
         },
         2);
-    prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s);
+    WaitUntilKept();
     return outcome;
   };
   const auto pass_through = [&] {

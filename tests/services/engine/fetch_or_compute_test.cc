@@ -10,6 +10,18 @@ constexpr char kStep[] = "engine.prefill.step";
 
 class FetchOrComputeTest : public StoredPromptsTest {
  protected:
+  // A worker that has seen nothing, and a store with this document, of whole chunks, alone and with the question.
+  void StartWithDocument(const chunk::Digest& docs, const std::vector<int32_t>& document,
+                         const std::vector<int32_t>& question) {
+    options_.store = store_;
+    options_.canonical_prefill = false;
+    Start(8192, 8192, options_);
+    const auto end = static_cast<int32_t>(document.size());
+    (void)Ask(Concatenate({document, question}), [&](PrefillRequest& r) { r.segments = {{{0, end}, docs}}; });
+    ASSERT_TRUE(store_->WaitForSize(2 * document.size() / 64));  // chunks of the prompt, chunks of the segment
+    options_.fetch_by_cost = true;
+    Start(8192, 8192, options_);
+  }
   // The next pass waits for Fire.
   void HoldPasses() { ASSERT_TRUE(ArmFault(kStep, *ParseFaultAction("delay_until(go)")).ok()); }
   void Fire() {
@@ -216,14 +228,7 @@ TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
   const chunk::Digest docs{7};
   const auto document = RandomPrompt(random_, 256), intro = RandomPrompt(random_, 64),
              question = RandomPrompt(random_, 9);
-  auto stored = Concatenate({document, question});
-  options_.store = store_;
-  options_.canonical_prefill = false;
-  Start(8192, 8192, options_);
-  (void)Ask(stored, [&](PrefillRequest& r) { r.segments = {{{0, 256}, docs}}; });
-  ASSERT_TRUE(store_->WaitForSize(4 + 4));  // chunks of the prompt, chunks of the segment
-  options_.fetch_by_cost = true;
-  Start(8192, 8192, options_);
+  StartWithDocument(docs, document, question);
   std::vector<chunk::ChunkKey> keys = SegmentIndex(model_->kv_fingerprint()).KeysOf(docs, document);
   store_->BlockGetsOf(keys[0]);
   const auto prompt = Concatenate({intro, document, question});
@@ -247,13 +252,7 @@ TEST_F(FetchOrComputeTest, CopiesThatAreLateAreComputed) {
 TEST_F(FetchOrComputeTest, AFetchOutlivesTheMethodThatItWasBegunFor) {
   const chunk::Digest docs{7};
   const auto document = RandomPrompt(random_, 256), question = RandomPrompt(random_, 9);
-  options_.store = store_;
-  options_.canonical_prefill = false;
-  Start(8192, 8192, options_);
-  (void)Ask(Concatenate({document, question}), [&](PrefillRequest& r) { r.segments = {{{0, 256}, docs}}; });
-  ASSERT_TRUE(store_->WaitForSize(4 + 4));
-  options_.fetch_by_cost = true;
-  Start(8192, 8192, options_);
+  StartWithDocument(docs, document, question);
   store_->BlockGetsOf(SegmentIndex(model_->kv_fingerprint()).KeysOf(docs, document)[0]);
   const auto late = Ask(Concatenate({RandomPrompt(random_, 64), document, question}), [&](PrefillRequest& r) {
     r.segments = {{{64, 320}, docs}};

@@ -283,13 +283,12 @@ TEST_F(SessionTest, PagesGoWhenOthersNeedThem) {
   options.session_share = 1;
   Start(1024, 8192, options);
   const auto first = RandomPrompt(random, 600);
-  const auto wait_for_kept = [&] { prefill_->WaitIdle(std::chrono::steady_clock::now() + 60s); };
   Ask(first, Turn("a"));
-  wait_for_kept();
+  WaitUntilKept();
   EXPECT_EQ(prefill_->session_stats().num_sessions, 1u);
   const auto large = RandomPrompt(random, 900);
   EXPECT_EQ(Ask(large, Turn("b"))->tokens, Expected(large, Greedy(6)));
-  wait_for_kept();
+  WaitUntilKept();
   EXPECT_EQ(prefill_->session_stats().num_sessions, 1u);
   EXPECT_EQ(prefill_->session_stats().num_gave_way, 1u);
   const auto again = Ask(first, Turn("a"));
