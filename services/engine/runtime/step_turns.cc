@@ -82,7 +82,9 @@ bool StepTurns::MayRide(size_t rows) const {
 }
 
 bool StepTurns::MayRideLocked(size_t rows) const {
-  return sharing_ == Sharing::kTurns || (prompts_ready_ && boards_ && rows <= kMostRiders && itl_target_.count() > 0);
+  if (sharing_ == Sharing::kTurns) return true;
+  const size_t most = PromptRowsPerTokenLocked() >= kLongPrompts ? kMostRidersOfLongPrompts : kMostRiders;
+  return prompts_ready_ && boards_ && rows <= most && itl_target_.count() > 0;
 }
 
 StepOffer* StepTurns::Board() {
@@ -203,7 +205,7 @@ void StepTurns::Note(int64_t rows, int64_t tokens) {
 
 double StepTurns::PromptRowsPerToken() const {
   std::lock_guard lock(mutex_);
-  return recent_tokens_ < 1 ? 0 : recent_rows_ / recent_tokens_;
+  return PromptRowsPerTokenLocked();
 }
 
 uint64_t StepTurns::num_rides() const {

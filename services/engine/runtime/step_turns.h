@@ -40,8 +40,11 @@ class StepTurns {
   enum class Sharing : uint8_t { kTurns, kRides };
 
   static constexpr std::chrono::milliseconds kDefaultItlTarget{50};
-  // Under kRides a step of more rows is never carried: it is bound by its own products and KV.
+  // Under kRides a step of more rows is not carried: it is bound by its own products and KV.
   static constexpr size_t kMostRiders = 64;
+  // Unless prompts are long: a pass that keeps up with them has enough rows of its own.
+  static constexpr size_t kMostRidersOfLongPrompts = 128;
+  static constexpr double kLongPrompts = 12;  // PromptRowsPerToken
   explicit StepTurns(std::chrono::nanoseconds itl_target = kDefaultItlTarget, Sharing sharing = Sharing::kTurns,
                      const StepGraces& graces = {})
       : itl_target_(itl_target), sharing_(sharing), graces_(graces) {}
@@ -131,6 +134,7 @@ class StepTurns {
   Turn WaitForTurn(std::unique_lock<std::mutex>& lock, Work work, StepOffer* offer, bool& rode);
   bool MayTakeLocked(Work work, Time now, bool offers) const;
   bool MayRideLocked(size_t rows) const;
+  double PromptRowsPerTokenLocked() const { return recent_tokens_ < 1 ? 0 : recent_rows_ / recent_tokens_; }
   bool AwaitsOfferLocked(Time now) const;
   bool AwaitsJoinsLocked(Time now) const;
   Time OfferByLocked() const;

@@ -213,6 +213,12 @@ TEST(StepTurnsTest, ASmallStepWaitsForAPassThatTakesItAlong) {
   turns.SetPromptsReady(true);
   EXPECT_TRUE(turns.MayRide(StepTurns::kMostRiders));
   EXPECT_FALSE(turns.MayRide(StepTurns::kMostRiders + 1));
+  turns.NotePrompts(2048);
+  turns.NoteTokens(128);
+  EXPECT_TRUE(turns.MayRide(StepTurns::kMostRidersOfLongPrompts)) << "16 rows of prompts for each token";
+  EXPECT_FALSE(turns.MayRide(StepTurns::kMostRidersOfLongPrompts + 1));
+  turns.NoteTokens(128);
+  EXPECT_FALSE(turns.MayRide(StepTurns::kMostRiders + 1)) << "8 rows";
   turns.SetDecoding(7);
   EXPECT_EQ(turns.num_riders(), 7u) << "they will wait for the pass behind this one";
   { const StepTurns::Turn step = turns.Take(Work::kDecoding); }
