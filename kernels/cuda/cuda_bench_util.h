@@ -60,6 +60,24 @@ constexpr size_t kFlushBytes = 256 << 20;
 inline uint4* flush_buffer = nullptr;
 inline uint32_t* sink = nullptr;
 
+// Mean of launches one behind the other, as in a pass: what they read is in the L2 cache if it fits.
+template <typename F>
+double MeanOfRowMs(int reps, F launch) {
+  cudaEvent_t begin, end;
+  CHECK_CUDA(cudaEventCreate(&begin));
+  CHECK_CUDA(cudaEventCreate(&end));
+  for (int i = 0; i < 3; ++i) launch();
+  CHECK_CUDA(cudaEventRecord(begin));
+  for (int i = 0; i < reps; ++i) launch();
+  CHECK_CUDA(cudaEventRecord(end));
+  CHECK_CUDA(cudaEventSynchronize(end));
+  float ms = 0;
+  CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return ms / reps;
+}
+
 // `prepare` runs untimed before each launch, after the flush.
 template <typename F, typename P>
 double MedianMs(int reps, F launch, P prepare) {
