@@ -80,9 +80,9 @@ class Failures : public KbCacheTest {};
 
 TEST_P(Failures, LeaveTheVersionThatIsKnown) {
   ASSERT_TRUE(cache_->Current(kOwner, "b").ok());
-  records_->FailWith(absl::Status(GetParam(), "injected"));
   log::SetLevel(log::Level::kInfo);
-  ::testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();  // first: the poller's first look may meet the failure before Refresh does
+  records_->FailWith(absl::Status(GetParam(), "injected"));
   for (int i = 0; i < 2; ++i) {
     cache_->Refresh(kOwner, "b");
     const KbCache::Found found = cache_->Current(kOwner, "b");
