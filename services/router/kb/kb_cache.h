@@ -70,8 +70,8 @@ class KbCache {
     std::string uid;        // uid of the version
     uint64_t text_bytes = 0;
     bool is_loading = false;
-    Time looked_at{};  // time of the store's last answer, or of the last attempt
-    Time used_at{};
+    Time looked_at = Time::min();  // time of the store's last answer, or of the last attempt; before all time: never
+    Time used_at = Time::min();
   };
 
   std::shared_ptr<Entry> Find(const Key& key);
