@@ -100,6 +100,9 @@ struct PrefillArgs {
   int32_t last_rows = 0;       // > 0: computes only the last `last_rows` rows of each sequence
   PrefillLines lines;          // for heads of rule kLines
   uint64_t skip_heads = 0;     // bit h: skips KV head h; its results stay unchanged
+  // True: the launch may look up its tiles before earlier kernels on the stream end (cuda_launch.h). The caller
+  // promises that kernels which may still run do not write row_begin, positions, the tables or the lengths.
+  bool early = false;
 };
 
 // One query row per sequence, at position kv_len - 1; a sequence with kv_len 0 gets zeros and lse = -infinity.

@@ -115,22 +115,49 @@ struct Tile {
 
 __device__ inline int WarpSum(int x) { return __reduce_add_sync(0xffffffffu, x); }
 
-// All 32 lanes. Row tiles of sequence s.
-__device__ inline int RowTiles(const RowRanges& rows, int s) {
-  return (rows.end(s) - rows.begin(s) + kTileRows - 1) / kTileRows;
-}
+// The rows that a launch computes, as a warp looks them up: lane i keeps those of sequence i, so that a batch of up to
+// 32 sequences is read once, at the start.
+class SequenceRows {
+ public:
+  // All 32 lanes, as every function.
+  __device__ SequenceRows(const RowRanges& rows, int num_sequences) : rows_(rows), num_sequences_(num_sequences) {
+    const int lane = threadIdx.x % 32;
+    if (lane < num_sequences) {
+      begin_ = rows.begin(lane);
+      end_ = rows.end(lane);
+    }
+  }
 
-// All 32 lanes. Number of row tiles with rank (distance from the sequence's last tile) below `rank`.
-__device__ inline int TilesBelowRank(const RowRanges& rows, int num_sequences, int rank) {
-  int n = 0;
-  for (int s = threadIdx.x % 32; s < num_sequences; s += 32) n += min(RowTiles(rows, s), rank);
-  return WarpSum(n);
-}
+  // False when t is past the last tile.
+  __device__ bool FindTile(const Schedule& schedule, int group, int32_t t, Tile* tile) const;
 
-// All 32 lanes. False when t is past the last tile.
-__device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows, int num_sequences, int group,
-                                int32_t t, Tile* tile) {
-  const int row_tiles = TilesBelowRank(rows, num_sequences, 1 << 30);
+  // The entry of an array over sequences. of_lane: the array's entry of the lane's sequence, where there is one.
+  template <typename T>
+  static __device__ T Of(int sequence, const T* array, T of_lane) {
+    return sequence < 32 ? __shfl_sync(0xffffffffu, of_lane, sequence) : array[sequence];
+  }
+
+ private:
+  static __device__ int Tiles(int num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
+  // Row tiles of a sequence that is this lane's: s % 32 is the lane.
+  __device__ int TilesOfLane(int s) const {
+    if (s >= num_sequences_) return 0;
+    return Tiles(s < 32 ? end_ - begin_ : rows_.end(s) - rows_.begin(s));
+  }
+  // Number of row tiles with rank (distance from the sequence's last tile) below `rank`.
+  __device__ int TilesBelowRank(int rank) const {
+    int n = 0;
+    for (int s = threadIdx.x % 32; s < num_sequences_; s += 32) n += min(TilesOfLane(s), rank);
+    return WarpSum(n);
+  }
+
+  const RowRanges& rows_;
+  const int num_sequences_;
+  int32_t begin_ = 0, end_ = 0;
+};
+
+__device__ inline bool SequenceRows::FindTile(const Schedule& schedule, int group, int32_t t, Tile* tile) const {
+  const int row_tiles = TilesBelowRank(1 << 30);
   if (t >= row_tiles * schedule.num_heads * group) return false;
   const int32_t full = row_tiles * schedule.num_full * group;
   int first = 0, n = 0;  // heads of the section in schedule.kv_head
@@ -151,26 +178,25 @@ __device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows,
   tile->qo_head = tile->kv_head * group + head % group;
   // The rank of tile `index`: the largest r with TilesBelowRank(r) <= index.
   int rank = index;
-  if (num_sequences > 1) {
+  if (num_sequences_ > 1) {
     int low = 0, high = index + 1;  // TilesBelowRank(low) <= index < TilesBelowRank(high) once high is past the rank
     while (high - low > 1) {
       const int mid = (low + high) / 2;
-      if (TilesBelowRank(rows, num_sequences, mid) <= index) {
+      if (TilesBelowRank(mid) <= index) {
         low = mid;
       } else {
         high = mid;
       }
     }
     rank = low;
-    index -= TilesBelowRank(rows, num_sequences, rank);
+    index -= TilesBelowRank(rank);
   } else {
     index = 0;
   }
   // The index-th sequence that has a tile of this rank.
   int sequence = 0;
-  for (int base = 0; base < num_sequences; base += 32) {
-    const int s = base + threadIdx.x % 32;
-    unsigned has = __ballot_sync(0xffffffffu, s < num_sequences && RowTiles(rows, s) > rank);
+  for (int base = 0; base < num_sequences_; base += 32) {
+    unsigned has = __ballot_sync(0xffffffffu, TilesOfLane(base + threadIdx.x % 32) > rank);
     const int count = __popc(has);
     if (index < count) {
       for (; index > 0; --index) has &= has - 1;
@@ -179,8 +205,9 @@ __device__ inline bool FindTile(const Schedule& schedule, const RowRanges& rows,
     }
     index -= count;
   }
-  const int begin = rows.begin(sequence), end = rows.end(sequence);
-  const int first_row = (RowTiles(rows, sequence) - 1 - rank) * kTileRows;
+  const int32_t begin = sequence < 32 ? __shfl_sync(0xffffffffu, begin_, sequence) : rows_.begin(sequence);
+  const int32_t end = sequence < 32 ? __shfl_sync(0xffffffffu, end_, sequence) : rows_.end(sequence);
+  const int first_row = (Tiles(end - begin) - 1 - rank) * kTileRows;
   tile->sequence = sequence;
   tile->row = begin + first_row;
   tile->num_rows = min(kTileRows, end - begin - first_row);

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 1) PrefillMmaKernel(const __grid_con
 
   if (threadIdx.x < 32) {
     Tile found;
-    const bool ok = FindTile(p.schedule, p.rows, p.batch.num_sequences, p.group, blockIdx.x, &found);
+    const bool ok = SequenceRows(p.rows, p.batch.num_sequences).FindTile(p.schedule, p.group, blockIdx.x, &found);
     if (threadIdx.x == 0) {
       any = ok;
       if (ok) tile = found;

@@ -8,6 +8,7 @@
 // none of its numbers (weight exactly 0, rescale exactly 1): that is what makes a row's result independent of its tile.
 #include "kernels/attention/attention_cuda_common.h"
 #include "kernels/attention/prefill_consumer_sm90.h"
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_ptx.h"
 #include "kernels/cuda/cuda_tensor_map.h"
 
@@ -58,14 +59,16 @@ struct Params {
   int32_t* counters;  // [0] tiles taken, [1] CTAs done
   int32_t num_qo_heads, group;
   float scale;  // sm_scale * log2(e)
+  bool early;   // PrefillArgs::early
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // All 32 lanes: lane 2 i + j looks up page j of candidate base + i. A page that is absent or that no row sees starts
-// past the end of the pool, where loads give zeros.
+// past the end of the pool, where loads give zeros. `known`: what the lane knows of the table already, the physical
+// page of logical page `known_page` (-1: nothing).
 __device__ inline int32_t LookUp(const TileView& view, const int32_t* table, int32_t absent_row, int base,
-                                 unsigned* seen_mask) {
+                                 int32_t known_page, int32_t known, unsigned* seen_mask) {
   const int lane = threadIdx.x % 32;
   const int candidate = base + lane / 2;
   int32_t row = absent_row;
@@ -74,7 +77,7 @@ __device__ inline int32_t LookUp(const TileView& view, const int32_t* table, int
     const int32_t page = 2 * view.Candidate(candidate) + (lane & 1);
     seen = view.Sees(page);
     if (seen) {
-      const int32_t physical = table[page];
+      const int32_t physical = page == known_page ? known : table[page];
       if (physical >= 0) row = physical * kPoolRowsPerPage;
     }
   }
@@ -82,38 +85,70 @@ __device__ inline int32_t LookUp(const TileView& view, const int32_t* table, int
   return row;
 }
 
+// Finds the tiles of a block. One warp.
+class Planner {
+ public:
+  // Reads what the first tile will need, and waits for nothing.
+  __device__ explicit Planner(const Params& p) : p_(p), rows_(p.rows, p.batch.num_sequences) {
+    const int lane = threadIdx.x % 32;
+    if (lane < p.batch.num_sequences) {
+      kv_len_ = p.batch.kv_len[lane];
+      table_offset_ = p.batch.table_offset[lane];
+    }
+  }
+
+  // False: no tile has number t.
+  __device__ bool Find(int32_t t, Plan* plan) const {
+    Tile tile;
+    if (!rows_.FindTile(p_.schedule, p_.group, t, &tile)) return false;
+    const int lane = threadIdx.x % 32;
+    const int32_t kv_len = SequenceRows::Of(tile.sequence, p_.batch.kv_len, kv_len_);
+    const int32_t* const table = p_.batch.page_tables +
+                                 SequenceRows::Of(tile.sequence, p_.batch.table_offset, table_offset_) +
+                                 tile.kv_head * p_.batch.head_stride;
+    // Without a band the first candidates are the first pages: these are read together with the positions.
+    const bool in_table = lane * kPageTokens < kv_len;
+    const int32_t known = in_table ? table[lane] : -1;
+    const int32_t* const positions = p_.positions + tile.row;
+    const TileView view(BandOf(p_.rules.head[tile.kv_head]), positions, tile.num_rows, positions[0],
+                        positions[tile.num_rows - 1], 2);
+    unsigned seen;
+    plan->pool_row[lane] =
+        LookUp(view, table, p_.batch.pool.num_pages * kPoolRowsPerPage, 0, in_table ? lane : -1, known, &seen);
+    if (lane == 0) {
+      plan->work = Work{tile.row, tile.num_rows, tile.qo_head, kv_len, view.low, view.high, view.band};
+      plan->table = table;
+      plan->seen = seen;
+    }
+    return true;
+  }
+
+ private:
+  const Params& p_;
+  const SequenceRows rows_;
+  int32_t kv_len_ = 0;  // of the lane's sequence, as is the next
+  int64_t table_offset_ = 0;
+};
+
 template <int kHeadDim>
-__device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p) {
+__device__ void PlanTiles(Smem<kHeadDim>& smem, const Params& p, const Planner& planner) {
   const int lane = threadIdx.x % 32;
-  const int32_t absent_row = p.batch.pool.num_pages * kPoolRowsPerPage;
   int32_t t = blockIdx.x;
   bool first = true;
   for (uint32_t phase = 0;; phase ^= 1, first = false) {
     // A tile is taken no earlier than this: what one CTA has taken no other can run.
     MbarrierWait(SmemAddress(&smem.plan_empty), phase ^ 1);
     if (!first) {
+      WaitForPrevious();  // it counts tiles in the same place
       if (lane == 0) t = gridDim.x + atomicAdd(&p.counters[0], 1);
       t = __shfl_sync(0xffffffffu, t, 0);
     }
-    Tile tile;
-    if (!FindTile(p.schedule, p.rows, p.batch.num_sequences, p.group, t, &tile)) break;
-    const int32_t* positions = p.positions + tile.row;
-    const int32_t* table =
-        p.batch.page_tables + p.batch.table_offset[tile.sequence] + tile.kv_head * p.batch.head_stride;
-    const int32_t kv_len = p.batch.kv_len[tile.sequence];
-    const TileView view(BandOf(p.rules.head[tile.kv_head]), positions, tile.num_rows, positions[0],
-                        positions[tile.num_rows - 1], 2);
-    unsigned seen;
-    smem.plan.pool_row[lane] = LookUp(view, table, absent_row, 0, &seen);
-    if (lane == 0) {
-      smem.plan.work = Work{tile.row, tile.num_rows, tile.qo_head, kv_len, view.low, view.high, view.band};
-      smem.plan.table = table;
-      smem.plan.seen = seen;
-    }
+    if (!planner.Find(t, &smem.plan)) break;
     MbarrierArrive(SmemAddress(&smem.plan_full));
   }
   if (lane == 0) smem.plan.work.num_rows = -1;
   MbarrierArrive(SmemAddress(&smem.plan_full));
+  WaitForPrevious();
   if (lane == 0) {
     // The last CTA leaves the counters at zero for the next launch.
     if (atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) p.counters[0] = 0;
@@ -166,7 +201,7 @@ __device__ void LoadTiles(Smem<kHeadDim>& smem, const Params& p, const CUtensorM
     const TileView view(work.band, p.positions + work.row, work.num_rows, work.low, work.high, 2);
     int32_t pending0 = -1, pending1 = 0;  // the pages whose V goes after the next K
     for (int base = 0; base < view.num_candidates; base += kLookUps) {
-      if (base > 0) row = LookUp(view, table, absent_row, base, &seen);
+      if (base > 0) row = LookUp(view, table, absent_row, base, -1, -1, &seen);
       const int count = min(kLookUps, view.num_candidates - base);
       for (int i = 0; i < count; ++i) {
         const int32_t row0 = __shfl_sync(0xffffffffu, row, 2 * i);
@@ -262,6 +297,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     WgmmaKernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap q_map,
                 const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  LetNextStart();
   extern __shared__ char raw[];
   auto& smem = *reinterpret_cast<Smem<kHeadDim>*>(raw + (1024 - SmemAddress(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
@@ -273,15 +309,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefetchTensorMap(&k_map);
     PrefetchTensorMap(&v_map);
   }
-  __syncthreads();
+  if (!p.early) WaitForPrevious();
   if (threadIdx.x < 128) {
+    const Planner planner(p);  // its reads travel while the barriers are made
+    __syncthreads();
     SetMaxRegistersDown<kProducerRegisters>();
     if (threadIdx.x < 32) {
+      WaitForPrevious();  // q, and the newest keys and values; what consumers write comes behind them
       LoadTiles(smem, p, q_map, k_map, v_map);
     } else if (threadIdx.x < 64) {
-      PlanTiles(smem, p);
+      PlanTiles(smem, p, planner);
     }
   } else {
+    __syncthreads();
     SetMaxRegistersUp<kConsumerRegisters>();
     Consume<kHeadDim, BandKeys>(smem, p);
   }
@@ -304,8 +344,8 @@ cudaError_t Launch(const PrefillArgs& a, const Params& params, int num_sms, cuda
   const int32_t tiles = MaxTiles(a);
   if (tiles == 0) return cudaErrorNotSupported;
   const int grid = std::min(num_sms, tiles);
-  WgmmaKernel<kHeadDim><<<grid, kThreads, kSmemBytes, stream>>>(params, q_map, k_map, v_map);
-  return cudaGetLastError();
+  return LaunchEarly(WgmmaKernel<kHeadDim>, dim3(grid), dim3(kThreads), kSmemBytes, stream, params, q_map, k_map,
+                     v_map);
 }
 
 }  // namespace
@@ -329,6 +369,7 @@ cudaError_t PrefillSm90(const PrefillArgs& a, cudaStream_t stream) {
   p.num_qo_heads = a.heads.num_qo_heads;
   p.group = a.heads.num_qo_heads / a.heads.num_kv_heads;
   p.scale = a.heads.sm_scale * kLog2e;
+  p.early = a.early;
   return a.heads.head_dim == 64 ? Launch<64>(a, p, num_sms, stream) : Launch<128>(a, p, num_sms, stream);
 }
 

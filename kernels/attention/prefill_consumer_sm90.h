@@ -2,8 +2,9 @@
 //
 // Each consumer warpgroup computes 64 query rows: S = Q K^T (Q in registers: shared memory then carries K and V alone),
 // an online softmax in base 2, and O += P V (P in registers). S of the next stage and P V of this one run on the tensor
-// cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2); the two warpgroups are left to
-// drift apart by themselves: making them take turns (section 3.1) was no faster here with q in registers.
+// cores while the softmax runs, as in FlashAttention-3 (Shah et al., 2024, section 3.2). The second warpgroup begins
+// when the first one has its first scores, so that each has its softmax beside the other's products; they keep that
+// distance by themselves: making them take turns in every stage (section 3.1) was no faster here with q in registers.
 //
 // A kernel brings the walk of the keys: a loader that keeps the rings full, and a `Keys` class that says which keys of
 // a stage a row sees. Included by .cu files only.
@@ -135,7 +136,7 @@ struct Accumulators {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       WgmmaRsK(s, q[step], WgmmaDescriptor(k_address + step / 4 * (kTileKeys * 128) + step % 4 * 32, 16, 1024),
-                  step != 0);
+               step != 0);
     }
     WgmmaCommit();
   }
@@ -171,6 +172,10 @@ struct ConsumerRings {
   __device__ explicit ConsumerRings(Smem& s) : smem(s) {}
   __device__ void WaitKeys() const { MbarrierWait(SmemAddress(&smem.k_full[k.stage]), k.phase); }
   __device__ void WaitValues() const { MbarrierWait(SmemAddress(&smem.v_full[v.stage]), v.phase); }
+  __device__ void NextItem() {
+    q.Advance();
+    work.Advance();
+  }
   __device__ void ReleaseKeys() {
     Release(&smem.k_empty[k.stage]);
     k.Advance();
@@ -185,6 +190,23 @@ struct ConsumerRings {
     __syncwarp();
     if (threadIdx.x % 32 == 0) MbarrierArrive(SmemAddress(barrier));
   }
+};
+
+// Lets the second warpgroup begin its first stage when the first one has the scores of its own.
+class StaggeredStart {
+ public:
+  __device__ void Begin(int group) const {
+    if (is_first_ && group == 1) NamedBarrierSync(kStaggered, 128 * kConsumers);
+  }
+  __device__ void HasScores(int group) {
+    if (is_first_ && group == 0) NamedBarrierArrive(kStaggered, 128 * kConsumers);
+    is_first_ = false;
+  }
+
+ private:
+  // 1 + the number of a warpgroup are its own barriers.
+  static constexpr int kStaggered = 1 + kConsumers;
+  bool is_first_ = true;
 };
 
 // Runs the consumer warpgroups until a work item says that there is no more. `Keys`, one for each work item:
@@ -202,6 +224,7 @@ __device__ void Consume(Smem& smem, const Params& p) {
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   ConsumerRings<Smem> rings(smem);
+  StaggeredStart start;
   for (;;) {
     MbarrierWait(SmemAddress(&smem.q_full), rings.q.phase);
     const auto& work = smem.work[rings.work.stage];
@@ -214,8 +237,7 @@ __device__ void Consume(Smem& smem, const Params& p) {
                              Swizzled<128>(warp * 16 + (lane & 15), step % 4 * 2 + lane / 16));
     }
     MbarrierArrive(SmemAddress(&smem.q_empty));
-    rings.q.Advance();
-    rings.work.Advance();
+    rings.NextItem();
     const ConsumerTile tile = keys.tile();
     // Rows past the end have position -1: they are not written.
     const int row0 = tile.first + warp * 16 + lane / 4, row1 = row0 + 8;
@@ -231,9 +253,11 @@ __device__ void Consume(Smem& smem, const Params& p) {
       Softmax(acc.s, p.scale, acc.state, acc.shrink);
     };
     rings.WaitKeys();
+    start.Begin(group);
     acc.IssueScores(q, SmemAddress(smem.k[rings.k.stage]));
     keys.Read(smem, rings.k.stage);
     WgmmaWait<0>();
+    start.HasScores(group);
     take_scores();
     PackWeights(acc.s, acc.weights);
     while (!keys.last()) {

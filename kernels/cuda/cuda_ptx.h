@@ -188,6 +188,10 @@ __device__ inline void FenceProxyAsync() { asm volatile("fence.proxy.async.share
 __device__ inline void NamedBarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Counts as `threads` threads of NamedBarrierSync do, without waiting.
+__device__ inline void NamedBarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 // One box of a 3-D tensor map; coordinates past the tensor give zeros.
 __device__ inline void TmaLoad3(uint32_t smem, const void* map, uint32_t bar, int c0, int c1, int c2) {
   asm volatile(

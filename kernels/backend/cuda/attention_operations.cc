@@ -167,6 +167,8 @@ absl::Status CudaBackend::PrefillAttention(const KernelContext& ctx, const Prefi
     return absl::UnimplementedError("cuda: lists of tokens in a pass of several sequences");
   auto batch = InBf16(session, args.batch, a.shape.num_kv_heads, args.rules, a.sequences);
   if (!batch.ok()) return batch.status();
+  // Stage copied rows, tables and lengths before the first kernel of the pass; tables of widened pages a kernel writes.
+  args.early = batch->page_tables == args.batch.page_tables;
   args.batch = *batch;
   if (a.sequences.size() == 1) {
     if (absl::Status s = TakeLines(a.sequences.front(), args.batch.pool, args); !s.ok()) return s;

@@ -172,6 +172,7 @@ class Problem {
                       lse.get(),
                       workspace.get(),
                       spec_.last_rows};
+        a.early = spec_.kv_dtype != DType::kE4M3;  // a kernel has written the tables of widened pages
         CHECK_CUDA(PrefillAttention(a, nullptr, variant));
       }
     }
