@@ -30,9 +30,10 @@ struct Product {
   int64_t row_stride() const { return weight.depth_blocks() * kBf16PairElements; }  // between row blocks
 
   // Multiplies rows [row, row + num_rows), at most 32 and from a multiple of 32, by panels [panel, panel + num_panels)
-  // over depth blocks [begin, end). The later rows, up to last_row, come next.
+  // over depth blocks [begin, end). The later rows, up to last_row, come next. from_memory: no rows have read the
+  // panels.
   void Multiply(int64_t row, int64_t num_rows, int64_t last_row, int64_t panel, int64_t num_panels, int64_t begin,
-                int64_t end, float* sums) const {
+                int64_t end, bool from_memory, float* sums) const {
     // A single tile of rows reads each panel once, so depth is not cut.
     const int64_t blocks = num_rows <= kBf16TileRows ? end - begin : kBf16InnerBlocks;
     const bf16* rows = x + row / kBf16RowBlock * row_stride();
@@ -45,7 +46,7 @@ struct Product {
                         .w_stride = weight.panel_elements(),
                         .num_panels = num_panels,
                         .depth_blocks = std::min(blocks, end - block),
-                        .from_memory = args.num_rows <= kBf16RowBlock,
+                        .from_memory = from_memory,
                         .add = block > 0,
                         .sums = sums});
     }
@@ -73,7 +74,7 @@ struct Product {
       for (int64_t row = begin; row < end; row += kBf16RowBlock) {
         const int64_t num_rows = std::min(kBf16RowBlock, end - row);
         float* at = whole ? sums : sums + (row - begin) / kBf16RowBlock * num_panels * kBf16SumsOfPanel;
-        Multiply(row, num_rows, end, panel, num_panels, block, last, at);
+        Multiply(row, num_rows, end, panel, num_panels, block, last, row == begin, at);
         if (last == blocks) Store(row, num_rows, panel, num_panels, at);
       }
     }

@@ -7,19 +7,13 @@
 #include <array>
 #include <utility>
 
+#include "kernels/gemm/gemm_ask_ahead.h"
 #include "kernels/gemm/gemm_bf16_isa.h"
 
 namespace spl::kernels::cpu {
 namespace {
 
 constexpr int kPairs = static_cast<int>(kBf16DepthBlock / 2);
-
-// How far ahead of its use a line is asked for when a panel comes from memory. Lines are asked for one by one, beside
-// the products, and into the second-level cache: requests for the first level wait for its few buffers and hold up the
-// products behind them (docs/results/2026-11-26-cpu-decoding.md).
-constexpr int64_t kAhead = 6 << 10;
-
-inline void AskAhead(const void* words) { _mm_prefetch(static_cast<const char*>(words) + kAhead, _MM_HINT_T1); }
 
 // kRows rows from `row` on: sums[r] = x[r] · panel, added to what is there if `add`. x: packed rows
 // (gemm_bf16_isa.h); sums: [32 rows][32 columns] of each panel, 64-byte aligned.

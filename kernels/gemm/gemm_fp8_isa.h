@@ -39,13 +39,19 @@ struct Fp8Block {
 
 // Machines with AVX512-BF16, those with AMX included; x is rounded to bf16.
 struct Fp8Bf16Kernels {
-  void (*widen)(const uint8_t* codes, int64_t count, bf16* out);  // count: a multiple of 32; out 64-byte aligned
-  // By VDPBF16PS, with the codes widened in registers: bitwise the product of gemm_bf16_avx512.cc with widened codes.
+  void (*widen)(const uint8_t* codes, int64_t count, bf16* out);  // count: a multiple of 64; out 64-byte aligned
+  // A thread calls begin in front of products of so many rows, and end behind them.
+  void (*begin)(int64_t num_rows);
+  // Widens the codes beside the products: bitwise the bf16 product of the same instruction set with widened codes.
   void (*multiply)(const Fp8Block& block);
+  void (*end)();
 };
 
 #if defined(__x86_64__)
 namespace avx512_bf16 {
+extern const Fp8Bf16Kernels kFp8Bf16Gemm;
+}
+namespace amx {
 extern const Fp8Bf16Kernels kFp8Bf16Gemm;
 }
 #endif

@@ -9,6 +9,9 @@ namespace {
 struct Int4Codes {
   const Int4Weight& weight;
   const Int4GemmKernels& kernels;
+#if defined(__x86_64__)
+  const Int4Bf16Kernels& bf16_kernels;  // used where the isa has products of bf16
+#endif
 
   const uint8_t* Offsets(int64_t panel, int64_t block) const {
     return weight.offsets(panel, block / weight.group_blocks());
@@ -18,21 +21,23 @@ struct Int4Codes {
     kernels.multiply(x, x_stride, num_rows, depth, weight.codes(panel, block), Offsets(panel, block), sums);
   }
 #if defined(__x86_64__)
+  void BeginBf16(int64_t num_rows) const { bf16_kernels.begin(num_rows); }
+  void EndBf16() const { bf16_kernels.end(); }
   void MultiplyBf16(const bf16* x, int64_t num_rows, int64_t depth_blocks, int64_t panel, int64_t block,
                     float* sums) const {
-    avx512_bf16::kInt4Bf16Gemm.multiply({.x = x,
-                                         .num_rows = num_rows,
-                                         .panel = weight.codes(panel, block),
-                                         .offsets = Offsets(panel, block),
-                                         .depth_blocks = depth_blocks,
-                                         .sums = sums});
+    bf16_kernels.multiply({.x = x,
+                           .num_rows = num_rows,
+                           .panel = weight.codes(panel, block),
+                           .offsets = Offsets(panel, block),
+                           .depth_blocks = depth_blocks,
+                           .sums = sums});
   }
   void Widen(int64_t panel, int64_t begin, int64_t end, bf16* out) const {
     for (int64_t block = begin; block < end;) {
       const int64_t group_end = (block / weight.group_blocks() + 1) * weight.group_blocks();
       const int64_t next = std::min(end, group_end);
-      avx512_bf16::kInt4Bf16Gemm.widen(weight.codes(panel, block), Offsets(panel, block), next - block,
-                                       out + (block - begin) * kBf16PairElements);
+      bf16_kernels.widen(weight.codes(panel, block), Offsets(panel, block), next - block,
+                         out + (block - begin) * kBf16PairElements);
       block = next;
     }
   }
@@ -88,7 +93,12 @@ void Int4Weight::Fill(const WeightView& view) {
 }
 
 absl::Status RunInt4(const KernelContext& ctx, const LinearArgs& a, const Int4Weight& w) {
+#if defined(__x86_64__)
+  const bool amx = Bf16GemmKernelsFor(ctx.isa) == &amx::kBf16Gemm;
+  const Int4Codes codes{w, Int4GemmKernelsFor(ctx.isa), amx ? amx::kInt4Bf16Gemm : avx512_bf16::kInt4Bf16Gemm};
+#else
   const Int4Codes codes{w, Int4GemmKernelsFor(ctx.isa)};
+#endif
   if (w.column_order().empty()) return RunScaled(ctx, a, w, codes);
   thread_local Scratch scratch;
   LinearArgs gathered = a;

@@ -43,12 +43,18 @@ struct Int4Block {
 struct Int4Bf16Kernels {
   // Widens depth blocks of one scale group to those of a bf16 panel; out 64-byte aligned.
   void (*widen)(const uint8_t* panel, const uint8_t* offsets, int64_t depth_blocks, bf16* out);
-  // By VDPBF16PS, with the codes widened in registers: bitwise the product of gemm_bf16_avx512.cc with widened codes.
+  // A thread calls begin in front of products of so many rows, and end behind them.
+  void (*begin)(int64_t num_rows);
+  // Widens the codes beside the products: bitwise the bf16 product of the same instruction set with widened codes.
   void (*multiply)(const Int4Block& block);
+  void (*end)();
 };
 
 #if defined(__x86_64__)
 namespace avx512_bf16 {
+extern const Int4Bf16Kernels kInt4Bf16Gemm;
+}
+namespace amx {
 extern const Int4Bf16Kernels kInt4Bf16Gemm;
 }
 #endif

@@ -53,15 +53,17 @@ class ScaledWeight : public LinearWeight {
   std::unique_ptr<Buffer> codes_, scales_;
 };
 
-// Rows up to which codes are widened in registers, once for 12 rows. With more rows, they are widened once for all, to
-// memory that stays in a cache; with 32 that is still slower (docs/results/2026-11-26-cpu-decoding.md).
-inline constexpr int64_t kRowsInRegisters = kBf16RowBlock;
+// Rows up to which codes are widened beside the products: in registers, once for 12 rows, or with AMX block by block.
+// With more rows, they are widened once for all, to memory that stays in a cache; with 32 that is still slower
+// (docs/results/2026-11-26-cpu-decoding.md).
+inline constexpr int64_t kFewRows = kBf16RowBlock;
 
 // `Codes` below is how one weight's codes are read:
 //   MultiplyF32(x, x_stride, num_rows, depth, panel, block, sums): as Fp8GemmKernels::multiply, from depth block
 //   `block`
 //
-//   MultiplyBf16(x, num_rows, depth_blocks, panel, block, sums): as Fp8Bf16Kernels::multiply
+//   BeginBf16(num_rows), MultiplyBf16(x, num_rows, depth_blocks, panel, block, sums), EndBf16(): as those of
+//   Fp8Bf16Kernels
 //
 //   Widen(panel, begin, end, out): depth blocks [begin, end) as a bf16 panel has them
 
@@ -98,8 +100,8 @@ struct ScaledBf16Product {
   const Codes& codes;
   const Fp8GemmKernels& kernels;
   const Bf16GemmKernels& bf16_kernels;
-  bool in_registers = false;  // codes are widened in registers
-  const bf16* x = nullptr;    // packed rows
+  bool few_rows = false;    // codes are widened beside the products
+  const bf16* x = nullptr;  // packed rows
 
   const bf16* Rows(int64_t row, int64_t block) const {
     return x + (row / kBf16RowBlock * weight.depth_blocks() + block) * kBf16PairElements;
@@ -112,7 +114,7 @@ struct ScaledBf16Product {
   }
 
   // Few rows, begin is a multiple of 32.
-  void RunInRegisters(int64_t begin, int64_t end, int64_t panel) const {
+  void RunFewRows(int64_t begin, int64_t end, int64_t panel) const {
     alignas(64) float sums[kBf16SumsOfPanel], totals[kBf16SumsOfPanel];
     for (int64_t g = 0; g < weight.num_groups(); ++g) {
       const int64_t block = g * weight.group_blocks();
@@ -177,11 +179,13 @@ struct ScaledBf16Product {
   }
 
   void Run(int64_t begin, int64_t end, int64_t panel, int64_t panel_end) const {
-    if (in_registers) {
-      for (int64_t p = panel; p < panel_end; ++p) RunInRegisters(begin, end, p);
+    if (few_rows) {
+      codes.BeginBf16(end - begin);
+      for (int64_t p = panel; p < panel_end; ++p) RunFewRows(begin, end, p);
+      codes.EndBf16();
       return;
     }
-    // Few rows: one panel at a time, whose widened part stays in the first-level cache.
+    // The last rows of many, if they are few: one panel at a time, whose widened part stays in the first-level cache.
     const int64_t at_once = end - begin <= kBf16RowBlock ? 1 : kBf16GroupPanels;
     for (int64_t p = panel; p < panel_end; p += at_once) RunWidened(begin, end, p, std::min(at_once, panel_end - p));
   }
@@ -212,14 +216,12 @@ absl::Status RunScaled(const KernelContext& ctx, const LinearArgs& a, const Scal
 #if defined(__x86_64__)
   if (const Bf16GemmKernels* bf16_kernels = Bf16GemmKernelsFor(ctx.isa)) {
     thread_local Scratch scratch;
-    // AMX multiplies tiles in memory, and sums in another order than VDPBF16PS.
-    const bool in_registers = a.num_rows <= kRowsInRegisters && bf16_kernels == &avx512_bf16::kBf16Gemm;
     const ScaledBf16Product<Codes> product{.args = a,
                                            .weight = w,
                                            .codes = codes,
                                            .kernels = kernels,
                                            .bf16_kernels = *bf16_kernels,
-                                           .in_registers = in_registers,
+                                           .few_rows = a.num_rows <= kFewRows,
                                            .x = PackBf16Rows(ctx, a, *bf16_kernels, scratch)};
     ForEachScaledTask(ctx, a.num_rows, w, [&](int64_t row, int64_t row_end, int64_t panel, int64_t panel_end) {
       product.Run(row, row_end, panel, panel_end);
