@@ -225,9 +225,11 @@ TEST_P(KeepingTest, OtherMethodsSendEverything) {
   // The prefill worker goes on behind the exact rows that it keeps: the answer is not that of the method alone.
   reuse_.set_policy("tri-shape");
   const Result behind_exact = Generate(text, Sampling(8));
+  EXPECT_TRUE(behind_exact.run.ok()) << behind_exact.run;
   EXPECT_TRUE(behind_exact.stream.ok()) << behind_exact.stream;
   EXPECT_EQ(behind_exact.receipt.session_tokens(), 576u);
   EXPECT_EQ(behind_exact.receipt.held_tokens(), 0u);
+  EXPECT_EQ(behind_exact.receipt.bytes_moved(), PageBytes(engine::PagesFor(static_cast<int64_t>(text.size()))));
   // An answer over chosen tokens changes nothing of its prompt, and is not kept itself.
   reuse_ = {};
   reuse_.set_policy("exact");
