@@ -139,14 +139,31 @@ TEST_F(HostTierTest, AnswersHaveTheBitsOfThoseWithout) {
   EXPECT_GT(tiny.most_host_bytes, 1600u / 64 * PageBytes()) << "pages were on the host";
   EXPECT_GT(tiny.rows.copied, 0u);
   EXPECT_GT(tiny.rows.listed, tiny.rows.copied);
-  // A larger one is asked for less, and many layers at once change nothing.
+  // Nor do larger ones change anything, or many layers at once.
   HostTierOptions large = Tiny();
   large.hot_tokens = 0;
   large.moved_bytes = size_t{1} << 30;
   const Run roomy = RunAll(cases, 16384, large);
   ExpectSame(roomy, want);
-  EXPECT_LT(static_cast<double>(roomy.rows.copied) / static_cast<double>(roomy.rows.listed),
-            static_cast<double>(tiny.rows.copied) / static_cast<double>(tiny.rows.listed));
+  EXPECT_GT(roomy.rows.listed, roomy.rows.copied);
+}
+
+// Compared where all sequences move with either buffer: short ones keep their pages where the buffer is large.
+TEST_F(HostTierTest, LargerBuffersCopyFewerRows) {
+  std::mt19937 random = SeededRandom("larger buffers");
+  std::vector<Case> cases;
+  for (const int32_t budget : {100, 128})
+    cases.push_back({RandomPrompt(random, 1200 + random() % 600), WithLogprobs(90), Packed(budget)});
+  const auto copied_of = [&](int32_t hot_tokens) {
+    HostTierOptions tier = Tiny();
+    tier.hot_tokens = hot_tokens;
+    const Run run = RunAll(cases, 16384, tier);
+    EXPECT_GT(run.rows.listed, 0u) << hot_tokens;
+    return static_cast<double>(run.rows.copied) / static_cast<double>(std::max<uint64_t>(run.rows.listed, 1));
+  };
+  const double least = copied_of(1), larger = copied_of(256), largest = copied_of(512);
+  EXPECT_LT(larger, least);
+  EXPECT_LT(largest, larger);
 }
 
 TEST_F(HostTierTest, WhereHostMemoryEndsSequencesStayOnTheDevice) {
