@@ -61,7 +61,10 @@ absl::StatusOr<v1::DecodeEndpoint> DecodeServer::MakePool(const DecodeServerOpti
   const uint64_t registered_pages =
       on_host ? static_cast<uint64_t>(num_pages) : LandingBytesOf(options) / model.page_bytes();
   const uint64_t registered_bytes = registered_pages * model.page_bytes();
-  SPLICE_ASSIGN_OR_RETURN(memory_, transport_->Allocate(registered_bytes + kScratchBytes));
+  // Whoever writes a shared pool is in this process.
+  const auto mapping = on_host && options.shares_pool ? transport::KvTransport::Mapping::kNone
+                                                      : transport::KvTransport::Mapping::kByPeers;
+  SPLICE_ASSIGN_OR_RETURN(memory_, transport_->Allocate(registered_bytes + kScratchBytes, mapping));
   v1::DecodeEndpoint endpoint;
   if (!on_host) {
     SPLICE_RETURN_IF_ERROR(backend.PinHost(memory_->data(), memory_->size()));

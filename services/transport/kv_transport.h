@@ -119,7 +119,14 @@ class KvTransport {
   static absl::StatusOr<std::unique_ptr<KvTransport>> Create(const TransportOptions& options);
   virtual ~KvTransport() = default;
 
-  virtual absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) = 0;
+  // How peers on this host reach the memory. kByPeers: they map it. The kernel gives such memory in pages of 4 KiB, as
+  // a rule, through which the pages of a pool are read several times as slowly. kNone: as other hosts do.
+  enum class Mapping { kByPeers, kNone };
+  // Zeroed. InvalidArgument: 0 bytes. ResourceExhausted: there is not that much memory.
+  virtual absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes, Mapping mapping) = 0;
+  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) {
+    return Allocate(bytes, Mapping::kByPeers);
+  }
   virtual std::string listen_address() const = 0;  // "host:port" for peers, the real port
   // Unavailable, DeadlineExceeded: the peer cannot be reached within the timeout. FailedPrecondition: the only carrier
   // that works is not allowed by the options.

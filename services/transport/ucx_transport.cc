@@ -2,11 +2,11 @@
 #include <netdb.h>
 #include <ucp/api/ucp.h>
 
-#include <cstring>
 #include <deque>
 #include <map>
 #include <set>
 
+#include "kernels/common/host_buffer.h"
 #include "services/base/address.h"
 #include "services/base/log.h"
 #include "services/base/status.h"
@@ -14,6 +14,7 @@
 #include "services/transport/kv_transport.h"
 #include "services/transport/rkey_frame.h"
 #include "services/transport/ucx_channel.h"
+#include "services/transport/ucx_memory.h"
 #include "services/transport/ucx_runtime.h"
 #include "services/transport/ucx_worker.h"
 
@@ -24,60 +25,6 @@ constexpr size_t kMaxAcceptedPeers = 4096;
 constexpr size_t kEndedMax = 4096;
 constexpr auto kStopTimeout = std::chrono::seconds(3);
 constexpr auto kAbandonTimeout = std::chrono::seconds(2);
-
-class UcxMemory final : public RegisteredMemory {
- public:
-  UcxMemory(UcxWorker& worker, uint16_t local_port) : worker_(worker), local_port_(local_port) {}
-  ~UcxMemory() override {
-    if (handle_ != nullptr && !worker_.Run([&] { ucp_mem_unmap(worker_.context(), handle_); }).ok()) {
-      ucp_mem_unmap(worker_.context(), handle_);  // the progress thread has ended, so the context has no other user
-    }
-  }
-
-  absl::Status Map(size_t bytes);
-  std::byte* data() const override { return data_; }
-  size_t size() const override { return size_; }
-  const std::string& packed_rkey() const override { return rkey_; }
-
- private:
-  absl::Status MapOnThread(size_t bytes);
-
-  UcxWorker& worker_;
-  const uint16_t local_port_;
-  ucp_mem_h handle_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-  std::string rkey_;
-};
-
-absl::Status UcxMemory::Map(size_t bytes) {
-  if (bytes == 0) return InvalidArgument("registered memory of 0 bytes");
-  absl::Status status;
-  SPLICE_RETURN_IF_ERROR(worker_.Run([&] { status = MapOnThread(bytes); }));
-  SPLICE_RETURN_IF_ERROR(status);
-  std::memset(data_, 0, size_);  // also gives every page its memory now, not under the first request
-  return absl::OkStatus();
-}
-
-absl::Status UcxMemory::MapOnThread(size_t bytes) {
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
-  params.length = bytes;
-  params.flags = UCP_MEM_MAP_ALLOCATE;  // allocated by UCX, so that a peer on this host can map it
-  const std::string what = fmt::format("cannot allocate {} bytes of KV memory", bytes);
-  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_mem_map(worker_.context(), &params, &handle_), what));
-  ucp_mem_attr_t attributes{};
-  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
-  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_mem_query(handle_, &attributes), what));
-  data_ = static_cast<std::byte*>(attributes.address);
-  size_ = bytes;
-  void* packed = nullptr;
-  size_t packed_bytes = 0;
-  SPLICE_RETURN_IF_ERROR(StatusFromUcs(ucp_rkey_pack(worker_.context(), handle_, &packed, &packed_bytes), what));
-  rkey_ = FrameRkey({std::string(static_cast<const char*>(packed), packed_bytes), local_port_});
-  ucp_rkey_buffer_release(packed);
-  return absl::OkStatus();
-}
 
 // The handle that a channel's owner holds; its destruction begins the close.
 class ChannelHandle final : public KvChannel {
@@ -145,7 +92,7 @@ class UcxTransport final : public KvTransport {
   ~UcxTransport() override { Stop(); }
 
   absl::Status Start();
-  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Allocate(size_t bytes, Mapping mapping) override;
   std::string listen_address() const override {
     const HostPort& bound = public_->address;
     return HostPort{options_.advertise_host.empty() ? bound.host : options_.advertise_host, bound.port}.ToString();
@@ -237,9 +184,17 @@ absl::StatusOr<std::unique_ptr<Listener>> UcxTransport::Listen(const HostPort& a
   return listener;
 }
 
-absl::StatusOr<std::unique_ptr<RegisteredMemory>> UcxTransport::Allocate(size_t bytes) {
-  auto memory = std::make_unique<UcxMemory>(*worker_, local_ == nullptr ? 0 : local_->address.port);
-  SPLICE_RETURN_IF_ERROR(memory->Map(bytes));
+absl::StatusOr<std::unique_ptr<RegisteredMemory>> UcxTransport::Allocate(size_t bytes, Mapping mapping) {
+  if (bytes == 0) return InvalidArgument("registered memory of 0 bytes");
+  std::unique_ptr<kernels::Buffer> own;
+  uint16_t local_port = 0;
+  if (mapping == Mapping::kNone) {
+    SPLICE_ASSIGN_OR_RETURN(own, kernels::AllocateHostBuffer(bytes));
+  } else if (local_ != nullptr) {
+    local_port = local_->address.port;
+  }
+  auto memory = std::make_unique<UcxMemory>(*worker_, local_port);
+  SPLICE_RETURN_IF_ERROR(memory->Map(bytes, std::move(own)));
   return memory;
 }
 

@@ -358,6 +358,28 @@ TEST(KvTransport, ConnectToNobodyFailsByItsDeadline) {
   }
 }
 
+TEST(KvTransport, PeersOnThisHostWriteUnmappedMemoryOverTheNetwork) {
+  const auto reader = MakeTransport("auto"), writer = MakeTransport("auto");
+  auto memory = std::move(reader->Allocate((1 << 20) + 100, KvTransport::Mapping::kNone)).value();
+  EXPECT_EQ(memory->size(), (1 << 20) + 100);
+  const std::span<const std::byte> all(memory->data(), memory->size());
+  EXPECT_TRUE(std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{0}; }));
+  auto channel = writer->Connect(Describe(*reader, *memory), 10s);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  EXPECT_EQ((*channel)->carrier(), "tcp");
+  EXPECT_TRUE((*channel)->mapped_memory().empty());
+  const std::vector<std::byte> sent = RandomBytes(memory->size(), 17);
+  ASSERT_TRUE(
+      (*channel)->Put({{sent.data(), 0, sent.size()}}, [](const absl::Status& s) { EXPECT_TRUE(s.ok()) << s; }).ok());
+  ASSERT_TRUE((*channel)->FlushAndWait(10s).ok());
+  EXPECT_TRUE(std::equal(sent.begin(), sent.end(), memory->data()));
+  EXPECT_TRUE((*channel)->Close(10s).ok());
+  EXPECT_EQ(reader->Allocate(0, KvTransport::Mapping::kNone).status().code(), absl::StatusCode::kInvalidArgument);
+  writer->Stop();
+  memory.reset();
+  reader->Stop();
+}
+
 TEST(KvTransport, ShmRefusesAnotherHost) {
   const auto reader = MakeTransport("shm");
   const auto memory = std::move(reader->Allocate(4096)).value();
