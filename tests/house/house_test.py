@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks of the tree as a whole: who includes whom, how long files and functions are, that names of files exist, that
-comments in headers can be read.
+comments in headers can be read, that nothing built is in it.
 
   house_test.py ROOT             checks the tree; every line that it prints is a mistake
   house_test.py ROOT --update    writes the lists of what is too long today (only ever to shorten them)
@@ -25,6 +25,8 @@ PRODUCT = ("kernels/", "services/", "tools/")
 PROGRAMS = ("services/prefill/", "services/decode/", "services/kvstore/", "services/router/")
 FILE_LINES = 400
 FUNCTION_LINES = 70
+# What is built, or packed by others.
+BUILT = {".whl", ".so", ".a", ".o", ".zip", ".deb", ".tar", ".tgz", ".gguf"}
 # Written as files of other projects, of a user, or of the system.
 FOREIGN_DOCS = {"SKILL.md"}
 
@@ -230,6 +232,12 @@ def check_words(files):
                 yield f"{name}:{number}: \"{comment[start:start + 40]}\": begin with the thing or the verb (CONTRIBUTING.md)"
 
 
+def check_sources(names):
+    for name in names:
+        if not BUILT.isdisjoint(pathlib.PurePosixPath(name).suffixes):
+            yield f"{name}: built or packed; the tree holds sources"
+
+
 def self_test():
     layers = read_layers("# comment\na\nb b2\nc\n")
     assert layers == {"a": 0, "b": 1, "b2": 1, "c": 2}
@@ -282,6 +290,7 @@ constexpr int kTable[] = {1, 2};
     for words in ("Of rows, the last.", "Rows. What is left.", "of the step", "A row. Whose it is."):
         assert len(list(check_words({"services/x.h": f"// {words}\nint a;  // {words}\n"}))) == 2, words
     assert not list(check_words({"services/x.h": "// Rows of the step, and what is left.\n", "services/x.cc": "// Of rows.\n"}))
+    assert len(list(check_sources(["numpy-2.4-cp311.whl", "a/b.tar.xz", "lib/c.so.1", "docs/a.md", "tests/a.jsonl.xz"]))) == 3
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
@@ -316,6 +325,7 @@ def main():
         lengths = []
     mistakes += lengths
     mistakes += list(check_words(code))
+    mistakes += list(check_sources(names))
     mistakes += list(check_references({n: t for n, t in text.items() if not n.startswith("tests/house/")}, names))
     for line in mistakes:
         print(line)
